@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the engine needs from the rim. tests/contract runs one suite over every implementation, real and fake.
+
+All calls come from the one thread that owns the engine.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvpool.model.slots import SlotArray
+
+__all__ = ["Arena", "FetchDone", "RecoveredRegion", "Tier", "TierKey"]
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredRegion:
+    """What the arena found in one region that a former server left."""
+
+    region: int
+    slot_bytes: int
+    owner: str
+    """Tenant whose clients may map the region, or ``SERVER_OWNED``."""
+
+    ready: SlotArray
+    """Slots whose header says that the bytes are complete."""
+
+    ready_rows: NDArray[np.void]
+    """Their header rows (``HEADER_ROW``), in the same order."""
+
+    writing: SlotArray
+    """Slots that were being written, or whose header does not check: somebody may still write to them."""
+
+    writing_rows: NDArray[np.void]
+    """Their header rows; all zero where the header does not check."""
+
+
+class Arena(Protocol):
+    """The memory. A slot's number is ``region * stride + position``.
+
+    The arena owes: a crash between any two stores to memory leaves each slot's header as it was before, as it is after,
+    or empty, never mixed. The engine grants: it never begins a slot that anything may still write to.
+    """
+
+    regions: int
+    region_bytes: int
+    stride: int
+    recovered: Sequence[RecoveredRegion]
+
+    def format(self, region: int, slot_bytes: int, owner: str) -> int:
+        """Cut an empty region into slots; returns how many. Erases all its headers first."""
+
+    def begin(self, slots: SlotArray, rows: NDArray[np.void]) -> None:
+        """Mark *slots* as being written and put *rows* into their headers."""
+
+    def commit(
+        self, slots: SlotArray, lengths: NDArray[np.uint64], checksums: NDArray[np.void], kinds: NDArray[np.uint8]
+    ) -> None:
+        """Mark *slots* as complete; a server that starts after a crash will serve them."""
+
+    def erase(self, slots: SlotArray) -> None:
+        """Make the headers of *slots* empty."""
+
+    def rows(self, slots: SlotArray) -> NDArray[np.void]:
+        """Return a copy of the header rows of *slots*."""
+
+    def view(self, slot: int) -> memoryview:
+        """Return the writable bytes of one slot, all of them."""
+
+    def offsets(self, slots: SlotArray) -> NDArray[np.uint64]:
+        """Return where *slots* begin, each in its own region."""
+
+    def writers_gone(self, region: int) -> bool:
+        """Return True if it is proven that no process but this one can write to the region."""
+
+    def remember_scope(self, scope: bytes, tenant: str, model: str, namespace: bytes) -> None:
+        """Keep the names behind a scope digest, so that they are known after a restart."""
+
+    def remembered_scopes(self) -> dict[bytes, tuple[str, str, bytes]]:
+        """Return all (tenant, model, namespace) kept by ``remember_scope``."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierKey:
+    """One shard of one chunk, as a tier names it."""
+
+    scope: bytes
+    digest: bytes
+    group: int
+    shard: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchDone:
+    """The end of one fetch; every fetch ends exactly once."""
+
+    fetch_id: int
+    length: int
+    """Bytes brought; 0 if the key is not there, did not verify, or the fetch failed."""
+
+    checksum: bytes
+    checksum_kind: int
+
+
+class Tier(Protocol):
+    """A lower level that chunks come back from. No call blocks."""
+
+    def holds(self, keys: Sequence[TierKey]) -> list[bool]:
+        """Say which keys are probably here, from memory alone; a wrong yes costs a miss later."""
+
+    def fetch(self, fetch_id: int, key: TierKey, target: memoryview) -> None:
+        """Start bringing one key's bytes into *target*, which stays valid until the fetch is done."""
+
+    def done(self) -> list[FetchDone]:
+        """Return the fetches that ended since the last call."""
+
+    def on_done(self, wake: Callable[[], None]) -> None:
+        """Call *wake* (from any thread) whenever ``done`` has something new."""

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The protocol: typed messages, versions, frames and their codec."""
