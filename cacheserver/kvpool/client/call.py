@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small future for one request."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+from kvpool.model.errors import CacheError
+from kvpool.wire.messages import Reply, Request
+
+__all__ = ["Call", "Frame"]
+
+Frame = bytes | bytearray | memoryview
+
+R_co = TypeVar("R_co", bound=Reply, covariant=True)
+
+
+class Call(Generic[R_co]):
+    """One request under way. The Link ends it exactly once: by a reply, an error, or its deadline.
+
+    Any thread may look at it.
+    """
+
+    def __init__(self, request: Request[Any], frames: Sequence[Frame], deadline_s: float) -> None:
+        self.request = request
+        self.frames = frames
+        self.deadline_s = deadline_s
+        """When the call ends at the latest, on the monotonic clock."""
+        self._ended = threading.Event()
+        self._reply: R_co | None = None
+        self._reply_frames: Sequence[Frame] = ()
+        self._error: CacheError | None = None
+        self._then: Callable[[], None] | None = None
+
+    def done(self) -> bool:
+        """True once the call has ended."""
+        return self._ended.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for the end; returns whether it came."""
+        return self._ended.wait(timeout_s)
+
+    def result(self) -> tuple[R_co, Sequence[Frame]]:
+        """Return the reply and its raw frames, waiting for the end.
+
+        Raises:
+            CacheError: the call failed; the class says what can be done about it.
+        """
+        self._ended.wait()
+        if self._error is not None:
+            raise self._error
+        assert self._reply is not None
+        return self._reply, self._reply_frames
+
+    def error(self) -> CacheError | None:
+        """Return why the call failed, or None if it has not (yet)."""
+        return self._error
+
+    def then(self, wake: Callable[[], None]) -> None:
+        """Call *wake* at the end, from the Link's thread (or at once, from this one, if it has ended). One a call."""
+        self._then = wake
+        if self._ended.is_set():
+            wake()
+
+    def finish(self, reply: R_co, frames: Sequence[Frame]) -> None:
+        """End the call with a reply; the Link alone calls this."""
+        if not self._ended.is_set():
+            self._reply, self._reply_frames = reply, frames
+            self._end()
+
+    def fail(self, error: CacheError) -> None:
+        """End the call with an error; the Link alone calls this."""
+        if not self._ended.is_set():
+            self._error = error
+            self._end()
+
+    def _end(self) -> None:
+        self.frames = ()
+        self._ended.set()
+        if (then := self._then) is not None:
+            then()
