@@ -58,7 +58,7 @@ def decode_envelope(frames: Sequence[Buffer]) -> Envelope:
         raise Malformed(f"{len(frames)} frames; a request has an envelope and a body")
     try:
         return _envelope(frames[0])
-    except (msgspec.MsgspecError, UnicodeDecodeError, OverflowError) as e:
+    except (msgspec.MsgspecError, UnicodeDecodeError, OverflowError, RecursionError) as e:
         raise Malformed(f"envelope: {e}") from e
 
 
@@ -71,7 +71,7 @@ def decode_request(body: Buffer) -> Request[Any]:
     """
     try:
         request: Request[Any] = _request(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, OverflowError) as e:
+    except (msgspec.MsgspecError, UnicodeDecodeError, OverflowError, RecursionError) as e:
         if (tag := _tag(body)) is not None and tag not in _TAGS:
             raise UnknownRequest(f"{tag!r} is no request of this version") from e
         raise Malformed(f"body: {e}") from e
@@ -88,7 +88,7 @@ def decode_reply(frames: Sequence[Buffer]) -> tuple[ReplyEnvelope, Reply]:
         raise Malformed(f"{len(frames)} frames; a reply has an envelope and a body")
     try:
         return _reply_envelope(frames[0]), _reply(frames[1])
-    except (msgspec.MsgspecError, UnicodeDecodeError, OverflowError) as e:
+    except (msgspec.MsgspecError, UnicodeDecodeError, OverflowError, RecursionError) as e:
         raise Malformed(f"reply: {e}") from e
 
 

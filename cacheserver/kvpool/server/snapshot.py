@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the loop publishes for other threads: immutable, replaced as a whole, never updated in place."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["ServerSnapshot"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSnapshot:
+    """The server at one moment; published by the loop at least once a second. Names no client."""
+
+    server_id: str
+    server_version: str
+    boot_id: str
+    """Hex of the id in every reply envelope."""
+
+    endpoints: tuple[str, ...]
+    """Addresses that clients connect to, as bound (a port 0 is resolved)."""
+
+    ready: bool
+    """True when new work is taken: after recovery, until the drain begins, while every thread does its work."""
+
+    reason: str
+    """Why it is not ready, for people; empty if it is."""
+
+    draining: bool
+    chunk_tokens: int
+    l1_bytes: int
+    l1_used_bytes: int
+    l1_pinned_bytes: int
+    chunks: int
+    clients: int
+    sessions: int
+    leases: int
+    oldest_lease_s: float
+    recovered_chunks: int
+    """Chunks that were adopted from a former server at start."""
+
+    uptime_s: float
+    published_at_s: float
+    """Monotonic clock; an old snapshot means a loop that stands still."""
+
+    series: Mapping[str, float]
+    """Every series of the metrics catalogue by its key."""
