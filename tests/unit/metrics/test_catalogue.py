@@ -7,22 +7,20 @@ from kvpool.metrics import catalogue
 from kvpool.metrics.catalogue import CATALOGUE, Kind, all_series, series, series_key
 
 FORBIDDEN_LABELS = {"client", "request_id", "key", "pod", "pool", "tenant", "model", "namespace"}
-BASE_UNITS = set(
-    [
-        "boolean",
-        "bytes",
-        "chunks",
-        "clients",
-        "leases",
-        "lookups",
-        "messages",
-        "moves",
-        "requests",
-        "seconds",
-        "slots",
-        "tokens",
-    ]
-)
+BASE_UNITS = {
+    "boolean",
+    "bytes",
+    "chunks",
+    "clients",
+    "leases",
+    "lookups",
+    "messages",
+    "moves",
+    "requests",
+    "seconds",
+    "slots",
+    "tokens",
+}
 
 
 @pytest.mark.parametrize("metric", CATALOGUE, ids=lambda m: m.name)
