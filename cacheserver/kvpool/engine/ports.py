@@ -11,31 +11,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kvpool.model.slots import SlotArray
+from kvpool.model.slots import RecoveredRegion, SlotArray
 
 __all__ = ["Arena", "FetchDone", "RecoveredRegion", "Tier", "TierKey"]
-
-
-@dataclass(frozen=True, slots=True)
-class RecoveredRegion:
-    """What the arena found in one region that a former server left."""
-
-    region: int
-    slot_bytes: int
-    owner: str
-    """Tenant whose clients may map the region, or ``SERVER_OWNED``."""
-
-    ready: SlotArray
-    """Slots whose header says that the bytes are complete."""
-
-    ready_rows: NDArray[np.void]
-    """Their header rows (``HEADER_ROW``), in the same order."""
-
-    writing: SlotArray
-    """Slots that were being written, or whose header does not check: somebody may still write to them."""
-
-    writing_rows: NDArray[np.void]
-    """Their header rows; all zero where the header does not check."""
 
 
 class Arena(Protocol):

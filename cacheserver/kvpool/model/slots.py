@@ -5,6 +5,7 @@ A slot's number is ``region * stride + position``: the arena says the stride. Re
 cut into slots of one size for one owner.
 """
 
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
@@ -14,7 +15,16 @@ from numpy.typing import NDArray
 from kvpool.model.checksum import CHECKSUM_BYTES
 from kvpool.model.keys import DIGEST_BYTES
 
-__all__ = ["HEADER_ROW", "NO_DIGEST", "PLACEMENT", "SERVER_OWNED", "Disposition", "SlotArray", "header_rows"]
+__all__ = [
+    "HEADER_ROW",
+    "NO_DIGEST",
+    "PLACEMENT",
+    "SERVER_OWNED",
+    "Disposition",
+    "RecoveredRegion",
+    "SlotArray",
+    "header_rows",
+]
 
 SlotArray = NDArray[np.int64]
 
@@ -40,7 +50,9 @@ HEADER_ROW: Final = np.dtype(
 )
 """What a slot holds: everything that makes its key, who wrote it, and how to check its bytes."""
 
-PLACEMENT: Final = np.dtype([("slot", "<i8"), ("region", "<u4"), ("disposition", "<u4"), ("offset", "<u8"), ("length", "<u8")])
+PLACEMENT: Final = np.dtype(
+    [("slot", "<i8"), ("region", "<u4"), ("disposition", "<u4"), ("offset", "<u8"), ("length", "<u8")]
+)
 """Where one chunk's bytes go or lie: one row a chunk, in the raw frame of a Prepared or Readable reply."""
 
 
@@ -76,6 +88,28 @@ class Disposition(IntEnum):
     """The bytes that were read are the chunk's, all of them."""
     LOST = 35
     """The bytes that were read must not be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredRegion:
+    """What the arena found in one region that a former server left."""
+
+    region: int
+    slot_bytes: int
+    owner: str
+    """Tenant whose clients may map the region, or ``SERVER_OWNED``."""
+
+    ready: SlotArray
+    """Slots whose header says that the bytes are complete, those written first before others."""
+
+    ready_rows: NDArray[np.void]
+    """Their header rows (``HEADER_ROW``), in the same order."""
+
+    writing: SlotArray
+    """Slots that were being written, or whose header does not check: somebody may still write to them."""
+
+    writing_rows: NDArray[np.void]
+    """Their header rows; all zero where the header does not check."""
 
 
 def header_rows(count: int) -> NDArray[np.void]:
