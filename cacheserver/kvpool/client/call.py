@@ -12,10 +12,10 @@ __all__ = ["Call", "Frame"]
 
 Frame = bytes | bytearray | memoryview
 
-R_co = TypeVar("R_co", bound=Reply, covariant=True)
+R = TypeVar("R", bound=Reply)
 
 
-class Call(Generic[R_co]):
+class Call(Generic[R]):
     """One request under way. The Link ends it exactly once: by a reply, an error, or its deadline.
 
     Any thread may look at it.
@@ -27,7 +27,7 @@ class Call(Generic[R_co]):
         self.deadline_s = deadline_s
         """When the call ends at the latest, on the monotonic clock."""
         self._ended = threading.Event()
-        self._reply: R_co | None = None
+        self._reply: R | None = None
         self._reply_frames: Sequence[Frame] = ()
         self._error: CacheError | None = None
         self._then: Callable[[], None] | None = None
@@ -40,7 +40,7 @@ class Call(Generic[R_co]):
         """Wait for the end; returns whether it came."""
         return self._ended.wait(timeout_s)
 
-    def result(self) -> tuple[R_co, Sequence[Frame]]:
+    def result(self) -> tuple[R, Sequence[Frame]]:
         """Return the reply and its raw frames, waiting for the end.
 
         Raises:
@@ -62,7 +62,7 @@ class Call(Generic[R_co]):
         if self._ended.is_set():
             wake()
 
-    def finish(self, reply: R_co, frames: Sequence[Frame]) -> None:
+    def finish(self, reply: R, frames: Sequence[Frame]) -> None:
         """End the call with a reply; the Link alone calls this."""
         if not self._ended.is_set():
             self._reply, self._reply_frames = reply, frames

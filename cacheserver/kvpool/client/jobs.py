@@ -61,7 +61,7 @@ class LoadJob:
 
     def skipped(self, chunk: int) -> int:
         """How many blocks of the job's *chunk*-th chunk are left alone."""
-        blocks = self.block_ids.shape[1]
+        blocks = int(self.block_ids.shape[1])
         return max(0, min(blocks, self.skip_blocks - chunk * blocks))
 
 

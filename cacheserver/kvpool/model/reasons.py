@@ -42,3 +42,7 @@ class UncachedReason(StrEnum):
     """The server cannot keep this layout."""
     DRAINING = "draining"
     """The server is shutting down."""
+    FAULT = "fault"
+    """The client's own thread failed; it starts again by itself."""
+    CLOSED = "closed"
+    """The client was closed."""

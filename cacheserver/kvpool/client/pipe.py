@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests and replies over one connection: a window of unanswered requests, a queue behind it, deadlines."""
+
+import heapq
+from collections import deque
+from collections.abc import Iterator
+from itertools import count
+from typing import Any, Final, get_args
+
+from kvpool.client.call import Call, Frame
+from kvpool.client.socket import Connection
+from kvpool.model.errors import CacheError, DeadlineExceeded, Malformed, StaleBoot
+from kvpool.wire import codec
+from kvpool.wire.messages import AnyRequest, Envelope, Failed, Reply
+from kvpool.wire.versions import VERSION_MAX
+
+__all__ = ["Pipe"]
+
+AnyCall = Call[Any]
+
+_REPLY_OF: Final[dict[type, type[Reply]]] = {
+    request: get_args(request.__orig_bases__[0])[0] for request in get_args(AnyRequest)
+}
+
+_serials = count(1)
+"""Request ids, never used twice in a process: a late reply can end no other call."""
+
+
+class Pipe:
+    """One connection's calls; used by the Link's thread alone.
+
+    A call ends by its deadline whether or not it was sent. One that was sent and got no answer keeps its place in the
+    window for *forget_s* more: the server may still be at it, and more frames would only pile up before it.
+    """
+
+    def __init__(self, connection: Connection, window: int, forget_s: float) -> None:
+        self.connection = connection
+        self.window = window
+        self.boot_id = b""
+        """The server's boot id; empty until the first reply."""
+        self._forget_s = forget_s
+        self._open: dict[int, AnyCall] = {}
+        self._waiting: deque[int] = deque()
+        self._in_flight: set[int] = set()
+        # Numbers only: a call that ended must not keep its frames alive until its deadline.
+        self._timers: list[tuple[float, int]] = []
+
+    def add(self, call: AnyCall) -> None:
+        """Queue *call* behind those that wait for the window."""
+        self._waiting.append(self._admit(call))
+
+    def send_now(self, call: AnyCall, now_s: float) -> bool:
+        """Send *call* whatever the window is; False if ZeroMQ takes nothing (the call then ends by its deadline)."""
+        return self._send(self._admit(call), now_s)
+
+    def flush(self, now_s: float) -> None:
+        """Send what waits, as far as the window goes."""
+        while self._waiting and len(self._in_flight) < self.window:
+            serial = self._waiting[0]
+            if serial in self._open and not self._send(serial, now_s):
+                return
+            self._waiting.popleft()
+
+    def replies(self) -> Iterator[CacheError | None]:
+        """Take all replies that are there; yields for each the failure that it carried, or None.
+
+        Raises:
+            StaleBoot: a reply comes from another run of the server.
+        """
+        while (frames := self.connection.receive()) is not None:
+            try:
+                envelope, reply = codec.decode_reply(frames)
+            except Malformed:
+                continue  # its call ends by its deadline
+            if self.boot_id not in (b"", envelope.boot_id):
+                raise StaleBoot("the server was restarted")
+            self.boot_id = envelope.boot_id
+            self._in_flight.discard(envelope.request_id)
+            call = self._open.pop(envelope.request_id, None)
+            yield _settle(call, reply, frames[2:]) if call is not None else None
+
+    def expire(self, now_s: float) -> None:
+        """End the calls whose time is up."""
+        while self._timers and self._timers[0][0] <= now_s:
+            _, serial = heapq.heappop(self._timers)
+            if (call := self._open.get(serial)) is None:
+                continue
+            if not call.done() and serial in self._in_flight:
+                heapq.heappush(self._timers, (now_s + self._forget_s, serial))
+            else:
+                del self._open[serial]
+                self._in_flight.discard(serial)
+            call.fail(DeadlineExceeded(f"no answer to {type(call.request).__name__} in time"))
+
+    def next_deadline_s(self) -> float | None:
+        """When ``expire`` has to be called next."""
+        return self._timers[0][0] if self._timers else None
+
+    def close(self, error: CacheError) -> None:
+        """Drop the connection and end all calls with *error*; idempotent."""
+        self.connection.close()
+        calls, self._open = self._open, {}
+        self._waiting.clear()
+        self._in_flight.clear()
+        self._timers.clear()
+        for call in calls.values():
+            call.fail(error)
+
+    def _admit(self, call: AnyCall) -> int:
+        serial = next(_serials)
+        self._open[serial] = call
+        heapq.heappush(self._timers, (call.deadline_s, serial))
+        return serial
+
+    def _send(self, serial: int, now_s: float) -> bool:
+        call = self._open[serial]
+        left_ms = max(0, int((call.deadline_s - now_s) * 1000))
+        head = codec.encode_request(Envelope(VERSION_MAX, serial, left_ms), call.request)
+        if not self.connection.send([*head, *call.frames]):
+            return False
+        self._in_flight.add(serial)
+        return True
+
+
+def _settle(call: AnyCall, reply: Reply, frames: list[Frame]) -> CacheError | None:
+    """End *call* with what came back; returns the failure, if it is one."""
+    if isinstance(reply, Failed):
+        error = codec.error_of(reply)
+    elif isinstance(reply, _REPLY_OF[type(call.request)]):
+        call.finish(reply, frames)
+        return None
+    else:
+        error = Malformed(f"{type(reply).__name__} is no answer to {type(call.request).__name__}")
+    call.fail(error)
+    return error

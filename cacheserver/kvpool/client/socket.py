@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The client's one door to ZeroMQ: connections that live once, and a wait that other threads can cut short.
+
+A connection never reconnects by itself: whoever lost one makes a fresh one. So an address that flaps, or a server that
+was replaced behind it, can hang nothing, and what was queued for the old server never reaches the new one.
+"""
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from kvpool.client.call import Frame
+
+__all__ = ["Connection", "Door"]
+
+_ENDINGS: Final[dict[int, str]] = {
+    zmq.EVENT_DISCONNECTED: "the server closed the connection",
+    zmq.EVENT_CLOSED: "nobody listens at this address",
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "the connection broke in its handshake",
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "the encrypted handshake failed; is server_key this server's?",
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "the server refused the encrypted handshake",
+}
+
+_COPY_LIMIT_BYTES: Final = 64 << 10
+"""Frames below this are copied by ZeroMQ, which is cheaper than tracking them."""
+
+
+class Connection:
+    """One DEALER connection; used by the thread that made it, alone."""
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], address: str, server_key: str, connect_s: float
+    ) -> None:
+        self._socket = context.socket(zmq.DEALER)
+        self._socket.linger = 0
+        self._socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        self._socket.setsockopt(zmq.CONNECT_TIMEOUT, max(1, int(connect_s * 1000)))
+        self._socket.setsockopt(zmq.HANDSHAKE_IVL, max(1, int(connect_s * 1000)))
+        if server_key:
+            public, secret = zmq.curve_keypair()
+            self._socket.curve_publickey, self._socket.curve_secretkey = public, secret
+            self._socket.curve_serverkey = server_key.encode()
+        self._monitor = self._socket.get_monitor_socket(sum(_ENDINGS))
+        self._ended = ""
+        try:
+            self._socket.connect(address)
+        except zmq.ZMQError as e:
+            self._ended = f"the address cannot be used: {e}"
+
+    def send(self, frames: Sequence[Frame]) -> bool:
+        """Hand one message to ZeroMQ; False if its queue is full or the connection is gone. Never blocks."""
+        try:
+            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=all(len(f) < _COPY_LIMIT_BYTES for f in frames))
+        except zmq.Again:
+            return False
+        return True
+
+    def receive(self) -> list[Frame] | None:
+        """Return the next message, or None. Large frames are not copied."""
+        try:
+            frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return None
+        return [f.bytes if len(f) < _COPY_LIMIT_BYTES else f.buffer for f in frames]
+
+    def ended(self) -> str:
+        """Return why the connection is over, or an empty text while it is not."""
+        while not self._ended:
+            try:
+                event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                break
+            self._ended = _ENDINGS.get(event["event"], "")
+        return self._ended
+
+    def sockets(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+        """What a Door waits on."""
+        return self._socket, self._monitor
+
+    def close(self) -> None:
+        """Drop the connection and all that was queued for it; idempotent, does not wait."""
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close(0)
+
+
+class Door:
+    """The ZeroMQ context of one Link, with a wake-up that any thread may give."""
+
+    def __init__(self) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def connect(self, address: str, server_key: str, connect_s: float) -> Connection:
+        """Begin a connection; returns at once, and ``Connection.ended`` tells if it fails."""
+        return Connection(self._context, address, server_key, connect_s)
+
+    def wake(self) -> None:
+        """End the running or the next ``wait``; any thread, nothing happens after ``close``."""
+        with self._lock:
+            if not self._closed:
+                os.eventfd_write(self._wakeup, 1)
+
+    def wait(self, connections: Iterable[Connection], timeout_s: float) -> None:
+        """Return when a connection has news, somebody wakes, or time is up."""
+        poller = zmq.Poller()
+        poller.register(self._wakeup, zmq.POLLIN)
+        for connection in connections:
+            for socket in connection.sockets():
+                poller.register(socket, zmq.POLLIN)
+        # Rounded up: a wait that ends just before a deadline would spin until it.
+        poller.poll(max(0, int(timeout_s * 1000) + 1))
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wakeup)
+
+    def close(self) -> None:
+        """Close the context and whatever connection is left. Idempotent; by the thread that used it."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            os.close(self._wakeup)
+        self._context.destroy(linger=0)
