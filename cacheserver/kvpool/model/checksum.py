@@ -13,7 +13,7 @@ import blake3
 try:
     import xxhash
 except ImportError:  # an engine image without it
-    xxhash = None
+    xxhash = None  # type: ignore[assignment]
 
 __all__ = ["CHECKSUM_BYTES", "PREFERRED", "ChecksumKind", "can_verify", "checksum"]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A block is opaque bytes: a layout is a list of planes, and two layouts may share chunks if their fingerprints agree."""
+"""A block is opaque bytes: a layout is a list of planes; layouts with equal fingerprints may share chunks."""
 
 import blake3
 import msgspec

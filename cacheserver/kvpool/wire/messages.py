@@ -14,7 +14,6 @@ Chunk ranges are half-open, counted from the start of the token sequence.
 
 from typing import Annotated, Generic, TypeVar
 
-import msgspec
 from msgspec import Meta, Struct
 
 from kvpool.model.identity import ClientKind, GroupSpec, Mode, Namespace, Role

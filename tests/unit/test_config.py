@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configuration: read from file and environment, refused with the field and the remedy, rendered without defaults."""
+
+import json
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from kvpool import __version__
+from kvpool.config import (
+    AuthConfig,
+    AuthKind,
+    ClientConfig,
+    ConfigError,
+    L1Config,
+    ListenConfig,
+    ServerConfig,
+    decode_client,
+    decode_server,
+    parse_bytes,
+    render,
+)
+from kvpool.model.identity import Mode, Role
+
+
+def server(**fields: object) -> ServerConfig:
+    return decode_server(json.dumps(fields).encode(), {})
+
+
+def test_nothing_set_is_the_default() -> None:
+    assert decode_server(b"", {}) == ServerConfig()
+    assert decode_client(b"", {}) == ClientConfig()
+
+
+def test_the_environment_overrides_the_file() -> None:
+    config = decode_server(
+        b'{"l1": {"size_bytes": 33554432, "directory": "/a"}}',
+        {
+            "KVPOOL_SERVER__L1__SIZE_BYTES": "8GiB",
+            "KVPOOL_SERVER__LISTEN__SOCKET_MODE": "0600",
+            "KVPOOL_SERVER__AUTH__NAMESPACES": '["a", "b"]',
+            "KVPOOL_SERVER__L1__PERSIST": "false",
+            "KVPOOL_SERVER__DRAIN_S": "2.5",
+            "UNRELATED": "x",
+        },
+    )
+
+    assert config.l1 == L1Config(size_bytes=8 << 30, directory="/a", persist=False)
+    assert config.listen.socket_mode == 0o600
+    assert config.auth.namespaces == ("a", "b")
+    assert config.drain_s == 2.5
+
+
+def test_variables_that_kubernetes_makes_for_a_service_are_not_ours() -> None:
+    environ = {"KVPOOL_SERVER_PORT": "tcp://192.0.2.1:7410", "KVPOOL_SERVER_SERVICE_HOST": "192.0.2.1"}
+
+    assert decode_server(b"", environ) == ServerConfig()
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("17", 17), ("1Ki", 1024), ("1.5GiB", 3 << 29), ("2 MB", 2_000_000), ("8g", 8_000_000_000), ("1tib", 1 << 40)],
+)
+def test_sizes(text: str, count: int) -> None:
+    assert parse_bytes(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "Gi", "-1", "8Q", "1 2", "0x10"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="no size in bytes"):
+        parse_bytes(text)
+
+
+REFUSED: list[tuple[str, Callable[[], object], list[str]]] = [
+    ("out of range", lambda: server(l1={"size_bytes": 1}), ["l1.size_bytes", ">= 16777216"]),
+    ("wrong type", lambda: server(chunk_tokens="many"), ["chunk_tokens", "int"]),
+    ("unknown field", lambda: server(l1={"sizes": 1}), ["sizes", "l1", __version__, "remove it"]),
+    ("field of a later version", lambda: server(new=1, written_for="9.9.9"), ["new", "9.9.9", __version__]),
+    ("no JSON", lambda: decode_server(b"{", {}), ["JSON"]),
+    ("no object", lambda: decode_server(b"[]", {}), ["object"]),
+    (
+        "unknown variable",
+        lambda: decode_server(b"", {"KVPOOL_SERVER__NO": "1"}),
+        ["KVPOOL_SERVER__NO", "no such setting"],
+    ),
+    ("bad size", lambda: decode_server(b"", {"KVPOOL_SERVER__L1__SIZE_BYTES": "8Q"}), ["L1__SIZE_BYTES", "suffix"]),
+    ("bad number", lambda: decode_server(b"", {"KVPOOL_SERVER__DRAIN_S": "x"}), ["KVPOOL_SERVER__DRAIN_S"]),
+    ("bad truth", lambda: decode_server(b"", {"KVPOOL_SERVER__L1__PERSIST": "maybe"}), ["neither true nor false"]),
+    ("bad list", lambda: decode_server(b"", {"KVPOOL_SERVER__AUTH__NAMESPACES": "a,b"}), ["JSON"]),
+    ("nobody can connect", lambda: server(listen={"socket_path": ""}), ["socket_path", "tcp_host"]),
+    ("long path", lambda: server(listen={"socket_path": "/" + "x" * 120}), ["listen.socket_path", "shorter"]),
+    ("TCP without keys", lambda: server(listen={"tcp_host": "0.0.0.0"}), ["listen.curve_key_file", "kvpool keys"]),
+    (
+        "TCP without identity",
+        lambda: server(listen={"tcp_host": "0.0.0.0", "curve_key_file": "/k"}),
+        ["auth.kind", "secret or token"],
+    ),
+    ("bulk without TCP", lambda: server(listen={"plain_bulk_port": 0}), ["listen.plain_bulk_port", "tcp_host"]),
+    (
+        "section that is none",
+        lambda: decode_server(b'{"l1": 5}', {"KVPOOL_SERVER__L1__PERSIST": "1"}),
+        ["l1", "object"],
+    ),
+    ("secret without file", lambda: server(auth={"kind": "secret"}), ["auth.secret_file"]),
+    ("token without issuer", lambda: server(auth={"kind": "token", "audience": "a"}), ["auth.issuers"]),
+    ("watermarks crossed", lambda: server(l1={"evict_above": 0.5}), ["l1.evict_to", "l1.evict_above"]),
+    ("odd segment", lambda: server(l1={"segment_bytes": 3 << 20}), ["l1.segment_bytes", "2 MiB"]),
+    ("segment above arena", lambda: server(l1={"segment_bytes": 2 << 30}), ["l1.segment_bytes", "at most"]),
+    ("silence below heartbeats", lambda: server(leases={"client_silent_s": 1}), ["client_silent_s", "heartbeat"]),
+    ("client address", lambda: decode_client(b'{"server": "http://x"}', {}), ["server"]),
+    ("client key", lambda: decode_client(b'{"server": "tcp://h:1"}', {}), ["server_key", "public"]),
+    ("two credentials", lambda: decode_client(b'{"secret_file": "a", "token_file": "b"}', {}), ["secret_file", "one"]),
+    ("mode to come", lambda: decode_client(b'{"modes": ["ring"]}', {}), ["modes", "ring", "client-moved"]),
+    ("no mode", lambda: decode_client(b'{"modes": []}', {}), ["modes"]),
+]
+
+
+@pytest.mark.parametrize(("read", "words"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED])
+def test_what_is_wrong_is_refused_with_field_and_remedy(read: Callable[[], object], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read()
+
+    for word in words:
+        assert word in str(refused.value)
+
+
+def test_only_what_differs_from_the_defaults_is_rendered() -> None:
+    config = ServerConfig(
+        written_for=__version__,
+        pool_uid="uid-1",
+        listen=ListenConfig(tcp_host="0.0.0.0", curve_key_file="/keys/curve"),
+        auth=AuthConfig(kind=AuthKind.SECRET, secret_file="/s"),
+    )
+
+    raw = json.loads(render(config))
+
+    assert raw == {
+        "written_for": __version__,
+        "pool_uid": "uid-1",
+        "listen": {"tcp_host": "0.0.0.0", "curve_key_file": "/keys/curve"},
+        "auth": {"kind": "secret", "secret_file": "/s"},
+    }
+    assert decode_server(render(config), {}) == config
+
+
+def test_a_client_comes_back_from_its_text() -> None:
+    config = ClientConfig(role=Role.CONSUMER, modes=(Mode.STREAMED,), label="pod-1")
+
+    assert decode_client(render(config), {}) == config
+
+
+def test_every_field_says_what_it_is() -> None:
+    def bare(cls: type[msgspec.Struct], path: str) -> list[str]:
+        found = []
+        for field in msgspec.structs.fields(cls):
+            default = field.default
+            if isinstance(default, msgspec.Struct):
+                found += bare(type(default), f"{path}{field.name}.")
+            elif "description" not in json.dumps(msgspec.json.schema(field.type)):
+                found.append(path + field.name)
+        return found
+
+    assert bare(ServerConfig, "") + bare(ClientConfig, "") == []
