@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a bench run is asked to do."""
+
+import argparse
+from typing import Final
+
+from msgspec import Struct
+
+from kvpool.cli.errors import UsageError
+from kvpool.cli.settings import size
+
+__all__ = ["Options", "options_of"]
+
+LEAST_SHARD_BYTES: Final = 64
+LEAST_RESTART_BYTES: Final = 16 << 20
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """The options of `kvpool bench control`, checked."""
+
+    tokens: int
+    clients: int
+    seconds: float
+    shard_bytes: int
+    restart_bytes: int
+    seed: int
+
+
+def options_of(args: argparse.Namespace) -> Options:
+    """Check the options.
+
+    Raises:
+        UsageError: a value is out of range; the text names the option and the remedy.
+    """
+    options = Options(
+        tokens=args.tokens,
+        clients=args.clients,
+        seconds=args.seconds,
+        shard_bytes=size("--shard-bytes", args.shard_bytes),
+        restart_bytes=size("--restart-bytes", args.restart_bytes),
+        seed=args.seed,
+    )
+    _at_least("--tokens", options.tokens, 1)
+    _at_least("--clients", options.clients, 1)
+    _at_least("--seconds", options.seconds, 0.01)
+    _at_least("--seed", options.seed, 0)
+    _at_least("--shard-bytes", options.shard_bytes, LEAST_SHARD_BYTES)
+    _at_least("--restart-bytes", options.restart_bytes, LEAST_RESTART_BYTES)
+    return options
+
+
+def _at_least(option: str, value: float, least: float) -> None:
+    if value < least:
+        raise UsageError(f"{option}: {value:g} is too little; use at least {least:g}")

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kvpool doctor`: facts of the machine, checks over them, a report."""

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every command and option, declared once; docs/reference/cli.md is generated from it. Imports argparse alone."""
+
+import argparse
+
+from kvpool._version import __version__
+
+__all__ = ["build_parser"]
+
+EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 wrong usage or configuration."
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser; the parsed arguments name the command's module as ``module``."""
+    parser = argparse.ArgumentParser(
+        prog="kvpool", description="Node-local KV cache server for vLLM.", epilog=EXIT_CODES, allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"kvpool {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _server(_command(commands, "server", "Run a cache server until SIGTERM or Ctrl-C."))
+    _status(_command(commands, "status", "Show what a server holds, and in words why it does not hit."))
+    _keys(_command(commands, "keys", "Make a CURVE key pair for a server that listens on TCP."))
+    doctor = _command(commands, "doctor", "Look for what would stop kvpool from working on this machine.")
+    doctor.set_defaults(module="kvpool.cli.doctor.command")
+    _doctor(doctor)
+    _bench(commands.add_parser("bench", help=(text := "Measure a server."), description=text))
+    return parser
+
+
+def _command(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, text: str
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=text, description=text, epilog=EXIT_CODES, allow_abbrev=False)
+    parser.set_defaults(module=f"kvpool.cli.{name}")
+    return parser
+
+
+def _server_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", metavar="FILE", help="JSON file with the server's configuration")
+    parser.add_argument(
+        "--set",
+        metavar="PATH=VALUE",
+        action="append",
+        default=[],
+        help="one setting, e.g. l1.size_bytes=8GiB; overrides the file and the environment; may be repeated",
+    )
+
+
+def _connection(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--server",
+        metavar="ADDRESS",
+        help="ipc:///path or tcp://host:port (default: KVPOOL_CLIENT__SERVER, then ipc:///run/kvpool/kvpool.sock)",
+    )
+    parser.add_argument("--server-key", metavar="KEY", help="the server's public CURVE key; needed with tcp://")
+    parser.add_argument("--secret-file", metavar="FILE", help="file with the secret shared with the server")
+    parser.add_argument("--token-file", metavar="FILE", help="file with a service-account token for the pool")
+
+
+def _server(parser: argparse.ArgumentParser) -> None:
+    _server_config(parser)
+
+
+def _status(parser: argparse.ArgumentParser) -> None:
+    _connection(parser)
+    parser.add_argument("--admin", metavar="SOCKET", help="the server's admin socket: also shows the clients")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    parser.add_argument(
+        "--watch",
+        metavar="SECONDS",
+        type=float,
+        nargs="?",
+        const=2.0,
+        help="repeat until Ctrl-C (every 2 seconds unless given)",
+    )
+
+
+def _keys(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--out", metavar="FILE", required=True, help="new file for the secret key, mode 0600; the public key is printed"
+    )
+
+
+def _doctor(parser: argparse.ArgumentParser) -> None:
+    _server_config(parser)
+    _connection(parser)
+    parser.add_argument(
+        "--engine-python", metavar="FILE", help="interpreter of the engine's environment: checks vLLM in it"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+
+
+def _bench(parser: argparse.ArgumentParser) -> None:
+    kinds = parser.add_subparsers(dest="bench", required=True, metavar="WHAT")
+    text = (
+        "Measure the control plane: lookups, plans, pings under load, stores and loads, restart, a killed client. "
+        "A number is printed only after the bytes behind it were compared. Starts its own server unless given one."
+    )
+    control = kinds.add_parser(
+        "control", help="Measure the control plane.", description=text, epilog=EXIT_CODES, allow_abbrev=False
+    )
+    control.set_defaults(module="kvpool.cli.bench.control")
+    _connection(control)
+    number = {"type": int, "metavar": "N"}
+    control.add_argument("--cells", metavar="NAMES", help="only these, separated by commas (default: all)")
+    control.add_argument("--tokens", **number, default=131072, help="tokens of one request (default: 131072)")  # type: ignore[arg-type]
+    control.add_argument("--clients", **number, default=3, help="processes that make load (default: 3)")  # type: ignore[arg-type]
+    control.add_argument(
+        "--seconds", type=float, metavar="S", default=5.0, help="length of each timed cell (default: 5)"
+    )
+    control.add_argument("--shard-bytes", metavar="SIZE", default="256KiB", help="bytes of one chunk (default: 256KiB)")
+    control.add_argument(
+        "--restart-bytes", metavar="SIZE", default="1GiB", help="L1 of the restart cell (default: 1GiB)"
+    )
+    control.add_argument("--seed", **number, default=1, help="seed of tokens and bytes (default: 1)")  # type: ignore[arg-type]
+    control.add_argument(
+        "--directory", metavar="DIR", help="folder on a tmpfs for the own server's memory (default: /dev/shm)"
+    )
+    control.add_argument("--json", metavar="FILE", help="also write the results, with facts of the machine")

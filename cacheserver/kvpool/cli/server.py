@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kvpool server`: read the configuration, then hand over to the server."""
+
+import argparse
+import importlib
+
+from kvpool.cli.errors import Failure
+from kvpool.cli.machine import SERVER_PACKAGES, package_versions
+from kvpool.cli.settings import server_config
+
+__all__ = ["run"]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal; the server logs where it listens.
+
+    Raises:
+        UsageError: the configuration is wrong.
+        Failure: the server cannot start.
+    """
+    config = server_config(args)
+    needed = [name for name in SERVER_PACKAGES if name != "xxhash"]
+    if missing := [name for name, version in package_versions(tuple(needed)).items() if version is None]:
+        raise Failure(
+            f"{', '.join(missing)} not installed; install the server's packages: pip install 'kvpool[server]'"
+        )
+    code: int = importlib.import_module("kvpool.server.compose").run_server(config)
+    return code

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kvpool status`: what a server holds, and in words why it does not hit."""
+
+import argparse
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from kvpool.cli.admin import clients_of
+from kvpool.cli.connect import Probe
+from kvpool.cli.numbers import Numbers, numbers_of
+from kvpool.cli.settings import client_config
+from kvpool.cli.verdict import Verdict, judge
+from kvpool.wire.messages import Statistics
+
+__all__ = ["as_json", "as_text", "run"]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask the server and print; with --watch until Ctrl-C.
+
+    Raises:
+        Failure: the server cannot be reached or refuses; the text says why and what to do.
+    """
+    with Probe(client_config(args)) as probe:
+        while True:
+            statistics = probe.statistics()
+            clients = clients_of(args.admin) if args.admin else None
+            render = as_json if args.json else as_text
+            _show(render(statistics, clients), clear=args.watch is not None and sys.stdout.isatty())
+            if args.watch is None:
+                return 0
+            threading.Event().wait(args.watch)
+
+
+def as_json(s: Statistics, clients: list[dict[str, Any]] | None = None) -> str:
+    """Return everything as one JSON object: the server's numbers, what follows from them, the verdict."""
+    n = numbers_of(s)
+    verdict = judge(n)
+    found: dict[str, Any] = {
+        "statistics": msgspec.to_builtins(s),
+        "hit_rate": n.hit_rate,
+        "lookups": n.lookups,
+        "stored_chunks": n.stored,
+        "skipped_chunks": n.skipped,
+        "verdict": {"kind": verdict.kind, "good": verdict.good, "text": verdict.text},
+    }
+    if clients is not None:
+        found["clients"] = clients
+    return msgspec.json.encode(found).decode()
+
+
+def as_text(s: Statistics, clients: list[dict[str, Any]] | None = None) -> str:
+    """Return the report for people."""
+    n = numbers_of(s)
+    rows = list(_rows(s, n, judge(n)))
+    width = max(len(label) for label, _ in rows)
+    lines = [f"{label.ljust(width)}  {text}" for label, text in rows]
+    return "\n".join([*lines, *(_client_table(clients) if clients is not None else ())])
+
+
+def _rows(s: Statistics, n: Numbers, verdict: Verdict) -> Iterator[tuple[str, str]]:
+    state = "draining" if s.draining else "ready" if s.ready else "starting"
+    yield "server", f"{s.server_id}, kvpool {s.server_version}, {state}, up {_duration(s.uptime_s)}"
+    yield "verdict", verdict.text
+    used = f"{_size(s.l1_used_bytes)} of {_size(s.l1_bytes)} used ({s.l1_used_bytes / s.l1_bytes:.0%})"
+    yield "L1", f"{used}, {_size(s.l1_pinned_bytes)} pinned"
+    yield "chunks", f"{s.chunks} of {s.chunk_tokens} tokens, {n.evicted} evicted"
+    yield "engines", f"{n.clients} connected, {s.sessions} requests"
+    yield "leases", f"{s.leases}" + (f", oldest {_duration(s.oldest_lease_s)}" if s.leases else "")
+    rate = "no lookup yet" if n.hit_rate is None else f"{n.hit_rate:.1%} ({n.hit_tokens} of {n.lookup_tokens} tokens)"
+    yield "hit rate", rate
+    yield "lookups", _counts(n.lookups)
+    yield "stored", f"{n.stored} chunks, {n.present} were there already; skipped: {_counts(n.skipped)}"
+    yield "loaded", _counts(n.loads)
+    if n.mismatches:
+        yield (
+            "damaged",
+            f"{n.mismatches} chunks had another checksum than when stored; suspect memory, see docs/operations.md",
+        )
+    if n.illegal_moves:
+        yield "defects", f"{n.illegal_moves} moves that must not happen; please report them with the server's log"
+
+
+def _client_table(clients: list[dict[str, Any]]) -> Iterator[str]:
+    yield ""
+    if not clients:
+        yield "no clients"
+        return
+    names = list(clients[0])
+    rows = [names, *([_cell(name, c.get(name)) for name in names] for c in clients)]
+    widths = [max(len(r[i]) for r in rows) for i in range(len(names))]
+    yield from ("  ".join(t.ljust(w) for t, w in zip(r, widths, strict=True)).rstrip() for r in rows)
+
+
+def _cell(name: str, value: object) -> str:
+    return _size(value) if name.endswith("_bytes") and isinstance(value, int) else str(value)
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda i: -i[1])) or "none"
+
+
+def _size(count: int) -> str:
+    value, units = float(count), iter(("B", "KiB", "MiB", "GiB", "TiB"))
+    unit = next(units)
+    while value >= 1024 and unit != "TiB":  # noqa: PLR2004 - a unit's size
+        value, unit = value / 1024, next(units)
+    return f"{value:.4g} {unit}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, s = divmod(int(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    days, h = divmod(hours, 24)
+    parts = [f"{v} {u}" for v, u in ((days, "d"), (h, "h"), (m, "min")) if v]
+    return " ".join(parts[:2]) or (f"{seconds:.1f} s" if s < 10 else f"{s} s")  # noqa: PLR2004 - below, tenths matter
+
+
+def _show(text: str, *, clear: bool) -> None:
+    if clear:
+        print("\x1b[H\x1b[J", end="")
+    print(text, flush=True)
