@@ -29,7 +29,7 @@ class OperatorError(Exception):
     """Base of all failures."""
 
 
-class Permanent(OperatorError):  # noqa: N818 - a branch of the tree
+class Permanent(OperatorError):
     """The same input fails again."""
 
 
@@ -45,7 +45,7 @@ class Forbidden(Permanent):
     """The operator lacks a right; the text names verb and kind."""
 
 
-class Retryable(OperatorError):  # noqa: N818 - a branch of the tree
+class Retryable(OperatorError):
     """The same call may succeed later."""
 
     def __init__(self, message: str, after_s: float | None = None) -> None:
@@ -62,5 +62,5 @@ class Conflict(Retryable):
     """Somebody else wrote in between."""
 
 
-class Absent(OperatorError):  # noqa: N818 - not a failure for most callers
+class Absent(OperatorError):
     """The object, or its kind, does not exist."""

@@ -45,7 +45,7 @@ def parse_status(body: Mapping[str, Any]) -> PoolStatus:
 
 def dump(value: msgspec.Struct) -> dict[str, Any]:
     """Turn a section or a status into plain JSON values, each of them new."""
-    plain: dict[str, Any] = msgspec.to_builtins(value, enc_hook=_encode)
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(value))
     return plain
 
 
@@ -54,7 +54,3 @@ def _decode(kind: type, value: object) -> object:
         parsed: object = kind.parse(value)
         return parsed
     raise NotImplementedError(kind)
-
-
-def _encode(value: object) -> object:
-    raise NotImplementedError(type(value))

@@ -68,7 +68,7 @@ class Requirement(Section, frozen=True, kw_only=True):
 class Term(Section, frozen=True, kw_only=True):
     """Conditions that must all hold."""
 
-    match_expressions: Annotated[tuple[Requirement, ...], Meta(max_length=32)] = ()
+    match_expressions: Annotated[tuple[Requirement, ...], Meta(min_length=1, max_length=32)]
 
 
 class RequiredTerms(Section, frozen=True, kw_only=True):

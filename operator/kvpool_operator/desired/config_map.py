@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The configuration files that servers and clients read, rendered through `kvpool.config`."""
+
+import hashlib
+from typing import Any, Final, Literal, cast
+
+import msgspec
+
+from kvpool import config
+from kvpool._version import __version__
+from kvpool.model.identity import Mode
+from kvpool_operator.desired import names
+from kvpool_operator.desired.facts import Facts
+from kvpool_operator.spec.pool import IpcMode, Pool
+
+__all__ = [
+    "ADMIN_FOLDER",
+    "CONFIG_FOLDER",
+    "KEY_FOLDER",
+    "SOCKET_FOLDER",
+    "TOKEN_FILE",
+    "client_config",
+    "client_config_map",
+    "config_hash",
+    "server_config",
+    "server_config_map",
+    "serves_tcp",
+]
+
+CONFIG_FOLDER: Final = "/etc/kvpool"
+KEY_FOLDER: Final = "/etc/kvpool-key"
+SOCKET_FOLDER: Final = "/run/kvpool"
+ADMIN_FOLDER: Final = "/run/kvpool-admin"
+TOKEN_FILE: Final = "/var/run/secrets/kvpool.dev/token"  # noqa: S105 - a path
+_ISSUER_KEYS: Final = "issuer.jwks"
+_ANY_ADDRESS: Final = "0.0.0.0"  # noqa: S104 - the pod's own network; NetworkPolicy and tokens decide who enters
+_OPEN_SOCKET: Final = 0o666
+"""Engines run under any user id; the token is what proves them."""
+
+
+def serves_tcp(pool: Pool) -> bool:
+    """True unless the socket is the only door."""
+    return pool.spec.network.auth != "None"
+
+
+def server_config(pool: Pool, facts: Facts) -> config.ServerConfig:
+    """What the pool's servers start with."""
+    spec = pool.spec
+    level = cast(Literal["debug", "info", "warning", "error"], spec.log_level.lower())
+    return config.ServerConfig(
+        written_for=__version__,
+        pool_uid=pool.uid,
+        living_pools=facts.node_pools if spec.l1.persistence == "Node" else None,
+        chunk_tokens=spec.chunk_tokens,
+        listen=_listen(pool),
+        auth=_auth(pool, facts),
+        l1=config.L1Config(
+            size_bytes=int(spec.l1.size),
+            evict_above=spec.l1.high_watermark / 100,
+            evict_to=spec.l1.low_watermark / 100,
+        ),
+        http=config.HttpConfig(
+            operations_host=_ANY_ADDRESS,
+            operations_port=spec.network.operations_port,
+            admin_socket=f"{ADMIN_FOLDER}/admin.sock",
+        ),
+        log=config.LogConfig(level=level),
+    )
+
+
+def _listen(pool: Pool) -> config.ListenConfig:
+    network, token = pool.spec.network, serves_tcp(pool)
+    socket = f"{SOCKET_FOLDER}/kvpool.sock" if pool.spec.ipc.mode is IpcMode.HOST_PATH_SOCKET else ""
+    if not token:
+        return config.ListenConfig(socket_path=socket)
+    return config.ListenConfig(
+        socket_path=socket,
+        socket_mode=_OPEN_SOCKET,
+        tcp_host=_ANY_ADDRESS,
+        tcp_port=network.port,
+        plain_bulk_port=network.bulk_port if network.encryption == "Control" else -1,
+        curve_key_file=f"{KEY_FOLDER}/secret",
+    )
+
+
+def _auth(pool: Pool, facts: Facts) -> config.AuthConfig:
+    tenants = pool.spec.tenants
+    if not serves_tcp(pool):
+        return config.AuthConfig(tenant=tenants.default)
+    return config.AuthConfig(
+        kind=config.AuthKind.TOKEN,
+        issuers=(config.Issuer(issuer=facts.issuer, keys_file=f"{CONFIG_FOLDER}/{_ISSUER_KEYS}"),),
+        audience=names.audience(pool),
+        tenant=tenants.default,
+        tenants={t.namespace: t.tenant for t in tenants.by_namespace},
+        namespaces=tuple(sorted({pool.namespace, *pool.spec.clients.allowed_namespaces})),
+    )
+
+
+def client_config(pool: Pool, facts: Facts) -> config.ClientConfig:
+    """What clients of the pool start with; wiring adds what differs from pod to pod."""
+    socket = pool.spec.ipc.mode is IpcMode.HOST_PATH_SOCKET
+    address = f"tcp://{names.node_service(pool)}.{pool.namespace}.svc:{pool.spec.network.port}"
+    modes = {"Auto": (Mode.CLIENT_MOVED, Mode.STREAMED), "ClientMoved": (Mode.CLIENT_MOVED,)}
+    return config.ClientConfig(
+        written_for=__version__,
+        server=f"ipc://{SOCKET_FOLDER}/kvpool.sock" if socket else address,
+        server_key=facts.server_key if serves_tcp(pool) else "",
+        token_file=TOKEN_FILE if serves_tcp(pool) else "",
+        modes=modes.get(pool.spec.transfer.mode, (Mode.STREAMED,)),
+        store_generated=pool.spec.store.generated_tokens,
+    )
+
+
+def config_hash(pool: Pool, facts: Facts) -> str:
+    """Changes when servers must start anew: not for another operator version, nor when other pools come and go."""
+    stable = msgspec.structs.replace(server_config(pool, facts), living_pools=None, written_for="")
+    text = config.render(stable) + (facts.issuer_keys.encode() if serves_tcp(pool) else b"")
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
+def server_config_map(pool: Pool, facts: Facts) -> dict[str, Any]:
+    """The ConfigMap that servers mount."""
+    data = {"server.json": config.render(server_config(pool, facts)).decode()}
+    if serves_tcp(pool):
+        data[_ISSUER_KEYS] = facts.issuer_keys
+    return _config_map(pool, names.server_config(pool), data)
+
+
+def client_config_map(pool: Pool, facts: Facts) -> dict[str, Any]:
+    """The ConfigMap that wiring reads; it also remembers the public key, whose Secret is never read."""
+    data = {"client.json": config.render(client_config(pool, facts)).decode()}
+    made = _config_map(pool, names.client_config(pool), data)
+    if serves_tcp(pool):
+        made["metadata"]["annotations"] = {names.SERVER_KEY: facts.server_key}
+    return made
+
+
+def _config_map(pool: Pool, name: str, data: dict[str, str]) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": names.metadata(pool, name), "data": data}

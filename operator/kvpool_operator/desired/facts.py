@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What builders must know besides the pool; gathered at the rim, so that builders stay pure."""
+
+from dataclasses import dataclass
+
+__all__ = ["Facts"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """The surroundings of one pool."""
+
+    image: str
+    """Server image of pools that name none."""
+    operator_namespace: str
+    server_key: str
+    """Public half of the pool's CURVE key (Z85)."""
+    issuer: str
+    """The `iss` claim of the cluster's service-account tokens."""
+    issuer_keys: str
+    """JSON Web Key Set of that issuer."""
+    priority_class: str | None = None
+    """Priority class of pools that name none."""
+    runtime_classes: frozenset[str] = frozenset()
+    """Runtime classes that exist."""
+    monitoring_kinds: frozenset[str] = frozenset()
+    """Kinds of Prometheus' operator that exist: PodMonitor, PrometheusRule."""
+    node_pools: tuple[str, ...] = ()
+    """Uids of all pools that keep L1 on the node, sorted; what belongs to others is swept there."""

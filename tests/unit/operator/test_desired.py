@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What follows from single fields, and what no change of a spec may move."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.operator.cases import CASES, facts, pool_of, with_identity
+
+from kvpool_operator.desired import config_map, gpu, manifests, memory, names
+from kvpool_operator.spec import Pool, parse_pool
+
+GIB = 1 << 30
+
+
+def pool(name: str = "a", **spec: Any) -> Pool:
+    body = {"metadata": {"name": name}, "spec": {"l1": {"size": "64Gi"}, **spec}}
+    return parse_pool(with_identity(body))
+
+
+def daemon_set(pool: Pool, **changes: Any) -> dict[str, Any]:
+    (made,) = [m for m in manifests(pool, facts(**changes)) if m["kind"] == "DaemonSet"]
+    return made
+
+
+specs = st.fixed_dictionaries(
+    {"l1": st.fixed_dictionaries({"size": st.sampled_from(["64Mi", "1Gi", "512Gi", 2**40])})},
+    optional={
+        "gpuAccess": st.sampled_from(["Auto", "RuntimeClass", "NRI", "DRA", "Privileged", "None"]).map(
+            lambda mode: {"mode": mode}
+        ),
+        "ipc": st.sampled_from([{"mode": "Isolated"}, {"mode": "HostPathSocket"}]),
+        "network": st.integers(1024, 60000).map(lambda p: {"port": p, "operationsPort": p + 1, "bulkPort": p + 2}),
+        "podMetadata": st.dictionaries(st.sampled_from(["a", "b/c", "kvpool.dev/pool"]), st.just("x")).map(
+            lambda labels: {"labels": labels}
+        ),
+        "update": st.sampled_from([{"strategy": s} for s in ("Paced", "RollingUpdate", "OnDelete")]),
+        "placement": st.sampled_from([{"nodeSelector": {}}, {"tolerations": []}]),
+        "clients": st.just({"allowedNamespaces": ["x", "y"]}),
+        "image": st.just("other:1"),
+    },
+)
+
+
+@given(specs, specs)
+def test_selectors_never_move(one: dict[str, Any], other: dict[str, Any]) -> None:
+    def selectors(spec: dict[str, Any]) -> list[Any]:
+        made = manifests(pool(**spec), facts())
+        (apps,) = [m["spec"]["selector"] for m in made if m["kind"] == "DaemonSet"]
+        services = {m["metadata"]["name"]: m["spec"]["selector"] for m in made if m["kind"] == "Service"}
+        return [apps, services["kvpool-a-servers"]]
+
+    assert selectors(one) == selectors(other)
+
+
+@given(specs)
+def test_pods_always_match_the_selector_and_know_the_whole_pod(spec: dict[str, Any]) -> None:
+    made = daemon_set(pool(**spec))
+    wanted = made["spec"]["selector"]["matchLabels"]
+
+    assert wanted.items() <= made["spec"]["template"]["metadata"]["labels"].items()
+    env = [e["name"] for e in made["spec"]["template"]["spec"]["containers"][0]["env"]]
+    assert len(env) == len(set(env))
+
+
+@given(
+    st.lists(
+        st.from_regex(r"[a-z0-9]{1,6}(-(node|servers|server|client|[a-z]{1,3})){0,2}", fullmatch=True), unique=True
+    )
+)
+def test_names_of_two_pools_never_clash(pools: list[str]) -> None:
+    made = [
+        (m["kind"], m["metadata"]["name"])
+        for name in pools
+        for m in manifests(pool(name, gpuAccess={"mode": "DRA"}), facts())
+    ]
+
+    assert len(made) == len(set(made))
+
+
+def test_the_longest_name_still_fits() -> None:
+    longest = pool("a" * 48)
+
+    for made in manifests(longest, facts()):
+        assert len(made["metadata"]["name"]) <= 63
+
+
+@pytest.mark.parametrize(
+    ("spec", "existing", "mode"),
+    [
+        ({}, {"nvidia"}, "RuntimeClass"),
+        ({}, set(), "NRI"),
+        ({"runtimeClassName": "nvidia-cdi"}, {"nvidia"}, "NRI"),
+        ({"runtimeClassName": "nvidia-cdi"}, {"nvidia-cdi"}, "RuntimeClass"),
+        ({"mode": "None"}, {"nvidia"}, "None"),
+        ({"mode": "Privileged"}, {"nvidia"}, "Privileged"),
+    ],
+)
+def test_auto_takes_the_runtime_class_only_where_it_exists(spec: dict[str, str], existing: set[str], mode: str) -> None:
+    assert gpu.mode_in_use(pool(gpuAccess=spec), facts(runtime_classes=frozenset(existing))) == mode
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda p: p.name)
+def test_only_the_privileged_mode_makes_a_privileged_pod(case: Path) -> None:
+    made = daemon_set(pool_of(case))["spec"]["template"]["spec"]
+
+    privileged = [c for c in made["containers"] if c["securityContext"].get("privileged")]
+    assert bool(privileged) == (case.name == "privileged")
+
+
+def test_memory_covers_the_arena_its_volume_and_the_movers() -> None:
+    big = pool()
+
+    assert memory.shm_bytes(big) > 64 * GIB
+    assert memory.request_bytes(big) >= memory.shm_bytes(big) + 6 * GIB
+    assert memory.limit_bytes(big) >= memory.request_bytes(big) * 1.05
+    assert memory.request_bytes(pool(gpuAccess={"mode": "None"})) < memory.request_bytes(big)
+
+
+def test_own_resources_replace_single_amounts() -> None:
+    own = pool(resources={"requests": {"memory": "70Gi"}, "limits": {"cpu": "9"}})
+
+    made = memory.resources(own)
+
+    assert made["requests"] == {"cpu": "2", "memory": str(70 * GIB)}
+    assert made["limits"]["cpu"] == "9"
+    assert int(made["limits"]["memory"]) > 70 * GIB
+
+
+def test_a_lower_limit_alone_lowers_the_request_too() -> None:
+    made = memory.resources(pool(resources={"limits": {"memory": "65Gi"}}))
+
+    assert made["requests"]["memory"] == made["limits"]["memory"] == str(65 * GIB)
+
+
+def test_start_up_gets_the_time_that_touching_memory_takes() -> None:
+    def budget_s(size: str) -> int:
+        probe = daemon_set(pool(l1={"size": size}))["spec"]["template"]["spec"]["containers"][0]["startupProbe"]
+        return int(probe["periodSeconds"] * probe["failureThreshold"])
+
+    assert budget_s("1Gi") >= 60
+    assert budget_s("512Gi") >= 512 * 0.74
+
+
+def test_other_pools_and_versions_do_not_restart_servers() -> None:
+    persistent = pool(l1={"size": "64Gi", "persistence": "Node"})
+
+    alone, joined = (config_map.config_hash(persistent, facts(node_pools=u)) for u in (("1",), ("1", "2")))
+
+    assert alone == joined
+    assert config_map.server_config(persistent, facts(node_pools=("1", "2"))).living_pools == ("1", "2")
+
+
+def test_a_pool_that_keeps_nothing_on_nodes_does_not_sweep_them() -> None:
+    assert config_map.server_config(pool(), facts()).living_pools is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"l1": {"size": "65Gi"}},
+        {"logLevel": "Debug"},
+        {"network": {"port": 7500}},
+        {"clients": {"allowedNamespaces": ["x"]}},
+        {"tenants": {"default": "guests"}},
+    ],
+)
+def test_a_changed_configuration_reaches_the_pods(change: dict[str, Any]) -> None:
+    assert config_map.config_hash(pool(**change), facts()) != config_map.config_hash(pool(), facts())
+
+
+def test_new_issuer_keys_reach_the_pods() -> None:
+    assert config_map.config_hash(pool(), facts(issuer_keys="{}")) != config_map.config_hash(pool(), facts())
+
+
+def test_another_key_is_another_secret() -> None:
+    assert names.key_secret(pool(), "one") != names.key_secret(pool(), "two")
+
+
+def test_every_term_of_the_users_affinity_keeps_away_from_a_driver_upgrade() -> None:
+    term = {"matchExpressions": [{"key": "x", "operator": "Exists"}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term, term]}}
+
+    made = gpu.affinity(pool(placement={"affinity": {"nodeAffinity": required}}))
+
+    terms = made["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert [[e["key"] for e in t["matchExpressions"]] for t in terms] == [["x", gpu.DRIVER_STATE_LABEL]] * 2
+    assert gpu.affinity(pool(gpuAccess={"mode": "None"})) == {}
+
+
+def test_monitors_only_where_their_kinds_exist() -> None:
+    kinds = {m["kind"] for m in manifests(pool(), facts(monitoring_kinds=frozenset()))}
+
+    assert not kinds & {"PodMonitor", "PrometheusRule"}
+
+
+def test_alerts_name_only_metrics_of_the_catalogue() -> None:
+    catalogue = pytest.importorskip("kvpool.metrics.catalogue", reason="the server's metrics")
+    (rule,) = [m for m in manifests(pool(), facts()) if m["kind"] == "PrometheusRule"]
+    text = " ".join(r["expr"] for r in rule["spec"]["groups"][0]["rules"])
+    known = {m.name for m in catalogue.CATALOGUE}
+
+    used = {w for w in re.findall(r"kvpool_[a-z0-9_]+", text)}
+
+    assert used
+    assert used <= known
+
+
+def test_a_pool_is_a_value() -> None:
+    one = pool()
+
+    with pytest.raises(AttributeError):
+        one.name = "b"  # type: ignore[misc]
+    assert msgspec.structs.replace(one, name="b") != one
