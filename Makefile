@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+# `make` lists the targets. Everything runs from the repository's own virtual environment in .venv.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV := .venv
+PY := $(VENV)/bin/python
+UV := $(PY) -m uv
+UV_VERSION := 0.13.9
+STAMP := $(VENV)/.installed
+PYTEST := $(PY) -m pytest
+# Folders of tests that need a machine, a cluster or an engine of their own; each has its own target.
+APART := --ignore=tests/engine --ignore=tests/gpu --ignore=tests/cluster --ignore=tests/torture
+TORTURE_SECONDS ?= 30
+RESULT ?= build/bench.json
+
+.PHONY: help setup lock demo test check lint types imports generate golden changes-check \
+	test-fast test-engine test-gpu torture bench format clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+setup: $(STAMP) ## install everything into .venv (fast when up to date)
+
+$(STAMP): pyproject.toml requirements-dev.lock Makefile
+	test -x $(PY) || python3 -m venv $(VENV)
+	$(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kvpool needs Python 3.11 or newer")'
+	$(UV) --version 2>/dev/null | grep -q ' $(UV_VERSION)' || $(PY) -m pip install --quiet uv==$(UV_VERSION)
+	$(UV) pip install --quiet --python $(PY) -r requirements-dev.lock
+	$(UV) pip install --quiet --python $(PY) --no-deps -e .
+	touch $@
+
+lock: ## pin the versions of all packages again
+	$(UV) pip compile pyproject.toml --extra dev --python-version 3.11 --quiet --no-header --no-emit-index-url \
+		-o requirements-dev.lock >/dev/null
+	sed -i '1i # Pinned by `make lock` from pyproject.toml. Do not edit.' requirements-dev.lock
+
+demo: setup ## a server, a real engine on CPU, and the second request that skips its prefix
+	$(PY) -m tools.demo
+
+test: check test-fast test-engine torture ## all that needs no GPU and no cluster
+
+check: lint types imports changes-check generated ## style, types, arrows, derived files
+
+lint: setup
+	$(PY) -m ruff check
+	$(PY) -m ruff format --check
+
+types: setup
+	$(PY) -m mypy
+
+imports: setup
+	$(VENV)/bin/lint-imports .importlinter --no-cache --no-logo
+
+.PHONY: generated
+generated: setup
+	$(PY) -m tools.generate --check
+
+changes-check: setup
+	$(PY) -m towncrier build --draft --version 0 >/dev/null
+
+generate: setup ## write every derived file
+	$(PY) -m tools.generate
+
+golden: setup ## write the reviewed shape of the protocol again
+	$(PY) -c 'from tests.architecture.test_protocol import GOLDEN, described; GOLDEN.write_bytes(described())'
+
+test-fast: setup ## unit, property, contract, integration and architecture tests
+	$(PYTEST) tests $(APART) -q
+
+test-engine: setup ## tests with a real vLLM on CPU (its environment is installed once, outside this folder)
+	$(PY) tools/vllm_env.py
+	$(PYTEST) tests/engine -q
+
+test-gpu: setup ## tests on a CUDA device; skipped without one
+	@if nvidia-smi -L >/dev/null 2>&1; then $(PYTEST) tests/gpu -q; else echo "test-gpu: no CUDA device, skipped"; fi
+
+torture: setup ## random clients, kills and faults against one server; TORTURE_SECONDS=30
+	KVPOOL_TORTURE_SECONDS=$(TORTURE_SECONDS) $(PYTEST) tests/torture -q
+
+bench: setup ## measure the control plane and judge it by benchmarks/bars.toml
+	mkdir -p $(dir $(RESULT))
+	$(VENV)/bin/kvpool bench control --json $(RESULT)
+	$(PY) benchmarks/judge.py $(RESULT)
+
+format: setup ## let ruff rewrite what it can
+	$(PY) -m ruff check --fix
+	$(PY) -m ruff format
+
+clean: ## remove everything that make made, .venv too
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .demo
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
