@@ -143,9 +143,15 @@ class DescriptorServer:
         """True if a process handle tells whether this client lives and its connection is still there."""
         return any(c.client_id == client_id and c.process >= 0 for c in self._connections.values())
 
+    def forget(self, client_id: bytes) -> None:
+        """End what there is of a client that said goodbye."""
+        for connection in [c for c in self._all() if c.client_id == client_id]:
+            self._close(connection)
+            self._forget_process(connection)
+
     def close(self) -> None:
         """Close everything and remove the socket. Idempotent."""
-        for connection in {*self._connections.values(), *self._processes.values()}:
+        for connection in self._all():
             self._close(connection)
             self._forget_process(connection)
         if self._listener is not None:
@@ -156,6 +162,9 @@ class DescriptorServer:
             self._lock.close()
         self._epoll.close()
 
+    def _all(self) -> set[_Connection]:
+        return {*self._connections.values(), *self._processes.values()}
+
     def _accept(self, now_s: float) -> None:
         assert self._listener is not None
         try:
@@ -163,7 +172,7 @@ class DescriptorServer:
         except OSError as e:
             log.warning("descriptor.refused", error=e.strerror)
             return
-        if len(self._connections) >= self._most:
+        if max(len(self._connections), len(self._processes)) >= self._most:
             sock.close()
             return
         sock.setblocking(False)
@@ -210,7 +219,7 @@ class DescriptorServer:
 
     def _attach(self, connection: _Connection, request: Attach) -> Granted:
         client = self._grants.client_of(request.ticket)
-        for other in [c for c in self._connections.values() if c.client_id == client.client_id and c is not connection]:
+        for other in [c for c in self._all() if c.client_id == client.client_id and c is not connection]:
             # The same client connected again; its former connection tells nothing any more.
             self._close(other)
             self._forget_process(other)

@@ -48,7 +48,7 @@ class Copy:
             return
         source = np.frombuffer(self.source, dtype=np.uint8)
         if self.target is None:
-            self.target = memoryview(np.empty(len(source), dtype=np.uint8))
+            self.target = np.empty(len(source), dtype=np.uint8).data
         np.copyto(np.frombuffer(self.target, dtype=np.uint8), source)
         self.ok = True
 
@@ -146,7 +146,7 @@ class Lanes:
         return not any(b is not None and now_s - b > _STALLED_S for b in began)
 
     def close(self, timeout_s: float) -> bool:
-        """Let the lanes finish what they have and end; returns False if one still runs after *timeout_s*. Idempotent."""
+        """Let the lanes finish what they have and end; returns whether all did within *timeout_s* each. Idempotent."""
         for lane in self._lanes:
             lane.close()
         for lane in self._lanes:

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Handlers of lookups, stores and loads: the engine decides, they translate. Thread: the loop's."""
+
+import numpy as np
+
+from kvpool.engine.outcomes import FoundPrefix
+from kvpool.model.errors import CacheError, InvalidRange
+from kvpool.model.slots import Disposition
+from kvpool.server.calls import Answer, Call
+from kvpool.server.dispatch import Dispatcher, Route
+from kvpool.server.parking import Parking
+from kvpool.server.parts import Parts
+from kvpool.wire import codec
+from kvpool.wire.messages import (
+    CommitRetrieve,
+    CommitStore,
+    Ended,
+    EndRequest,
+    Found,
+    Freed,
+    FreeLookup,
+    Lookup,
+    LookupStatus,
+    Prepared,
+    PrepareRetrieve,
+    PrepareStore,
+    Readable,
+    Retrieved,
+    Stored,
+)
+
+__all__ = ["CachingVerbs"]
+
+
+class CachingVerbs:
+    """The handlers, and the lookups that wait for more chunks."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._engine = parts.engine
+        self._answers = parts.answers
+        self._clock = parts.clock
+        self._most = parts.config.limits.chunks
+        self._parked = Parking()
+
+    def add_to(self, dispatcher: Dispatcher) -> None:
+        """Route this class's requests."""
+        dispatcher.add(Lookup, Route(handler=self.lookup, frames=1, new_work=True))
+        dispatcher.add(LookupStatus, Route(handler=self.lookup_status))
+        dispatcher.add(FreeLookup, Route(handler=self.free_lookup, while_expired=True, releases=True))
+        dispatcher.add(PrepareStore, Route(handler=self.prepare_store, frames=1, new_work=True))
+        dispatcher.add(CommitStore, Route(handler=self.commit_store, frames=2))
+        dispatcher.add(PrepareRetrieve, Route(handler=self.prepare_retrieve))
+        dispatcher.add(CommitRetrieve, Route(handler=self.commit_retrieve, frames=1))
+        dispatcher.add(EndRequest, Route(handler=self.end_request, while_expired=True, releases=True))
+
+    def lookup(self, call: Call, request: Lookup) -> Answer:
+        """Find and pin the longest prefix."""
+        found = self._engine.lookup(
+            call.owner.client_id,
+            request.request_id,
+            request.lookup_id,
+            request.shards,
+            bytes(call.frames[0]),
+            self._clock(),
+        )
+        return _found(found)
+
+    def lookup_status(self, call: Call, request: LookupStatus) -> Answer | None:
+        """Say how a lookup stands, at once or when it is final."""
+        now_s = self._clock()
+        found = self._engine.lookup_status(call.owner.client_id, request.lookup_id, now_s)
+        if not found.coming or not request.wait_s:
+            return _found(found)
+        self._answers.hold(call)
+        self._parked.park(request.lookup_id, call, now_s + request.wait_s)
+        return None
+
+    def free_lookup(self, call: Call, request: FreeLookup) -> Answer:
+        """Unpin a range."""
+        freed = self._engine.free_lookup(
+            call.owner.client_id, request.lookup_id, request.first, request.end, self._clock()
+        )
+        return Answer(Freed(chunks=freed))
+
+    def prepare_store(self, call: Call, request: PrepareStore) -> Answer:
+        """Say where chunks go."""
+        placements = self._engine.prepare_store(
+            call.owner.client_id,
+            request.request_id,
+            request.store_id,
+            request.group,
+            request.shard,
+            request.first,
+            request.parent,
+            bytes(call.frames[0]),
+            self._clock(),
+        )
+        write = int(np.count_nonzero(placements["disposition"] == Disposition.WRITE))
+        return Answer(Prepared(write=write), (placements.tobytes(),))
+
+    def commit_store(self, call: Call, request: CommitStore) -> Answer:
+        """Publish what was written."""
+        complete = codec.flags_of(call.frames[0], len(call.frames[0]))
+        checksums = codec.checksums_of(call.frames[1], len(complete))
+        ends = self._engine.commit_store(
+            call.owner.client_id, request.store_id, complete, checksums, request.checksum_kind, self._clock()
+        )
+        return Answer(Stored(stored=int(np.count_nonzero(ends == Disposition.STORED))), (ends.tobytes(),))
+
+    def prepare_retrieve(self, call: Call, request: PrepareRetrieve) -> Answer:
+        """Say where chunks lie."""
+        self._range(request.first, request.end)
+        plan = self._engine.prepare_retrieve(
+            call.owner.client_id,
+            request.lookup_id,
+            request.group,
+            request.shard,
+            request.first,
+            request.end,
+            self._clock(),
+        )
+        frames = (plan.placements.tobytes(), plan.checksums.tobytes(), plan.kinds.tobytes())
+        return Answer(Readable(chunks=len(plan.kinds)), frames)
+
+    def commit_retrieve(self, call: Call, request: CommitRetrieve) -> Answer:
+        """Vouch for what was read, or not."""
+        bad = codec.flags_of(call.frames[0], self._range(request.first, request.end))
+        ends = self._engine.commit_retrieve(
+            call.owner.client_id,
+            request.lookup_id,
+            request.group,
+            request.shard,
+            request.first,
+            request.end,
+            bad,
+            self._clock(),
+        )
+        return Answer(Retrieved(vouched=int(np.count_nonzero(ends == Disposition.VOUCHED))), (ends.tobytes(),))
+
+    def end_request(self, call: Call, request: EndRequest) -> Answer:
+        """Free all lookups of one engine request."""
+        return Answer(Ended(leases=self._engine.end_request(call.owner.client_id, request.request_id, self._clock())))
+
+    def resolve(self) -> None:
+        """Answer the parked calls of lookups whose answer changed; call it after everything that may change one."""
+        for lookup_id in self._engine.take_resolved():
+            for call in self._parked.of(lookup_id):
+                self._tell(lookup_id, call, only_final=True)
+
+    def expire(self, now_s: float) -> None:
+        """Answer parked calls that waited long enough with how things stand."""
+        for lookup_id, call in self._parked.due(now_s):
+            self._tell(lookup_id, call, only_final=False)
+
+    def next_deadline_s(self) -> float | None:
+        """Return when the next parked call has waited long enough."""
+        return self._parked.next_deadline_s()
+
+    def _tell(self, lookup_id: bytes, call: Call, *, only_final: bool) -> None:
+        now_s = self._clock()
+        try:
+            found = self._engine.lookup_status(call.owner.client_id, lookup_id, now_s)
+        except CacheError as e:
+            self._answers.fail(call, e, now_s)
+            return
+        if not (only_final and found.coming):
+            self._answers.finish(call, _found(found), now_s)
+
+    def _range(self, first: int, end: int) -> int:
+        """Return how many chunks [first, end) is; checked here because frames are sized by it."""
+        if not 0 < end - first <= self._most:
+            raise InvalidRange(f"chunks {first} to {end}; from 1 to {self._most} at a time")
+        return end - first
+
+
+def _found(found: FoundPrefix) -> Answer:
+    return Answer(Found(chunks=found.chunks, coming=found.coming, reason=found.reason.value))

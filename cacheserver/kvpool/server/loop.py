@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The request loop: the one thread that owns sockets, engine and connections.
+
+A turn takes all that waits, serves control requests before bulk ones, runs what other threads left, then what time
+brings. Nothing in it waits for anything but the next thing to do.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
+
+from kvpool.server.bulk import BulkVerbs
+from kvpool.server.caching import CachingVerbs
+from kvpool.server.calls import Call
+from kvpool.server.descriptors import DescriptorServer
+from kvpool.server.dispatch import Dispatcher
+from kvpool.server.inbox import Inbox
+from kvpool.server.parts import Parts
+from kvpool.server.sockets import Arrival, Origin
+
+__all__ = ["Door", "Loop"]
+
+_TURN_MESSAGES: Final = 64
+"""Taken from each socket in one turn: a flood delays others by this many requests, not more."""
+_HOUSEKEEPING_S: Final = 0.5
+_PUBLISH_S: Final = 1.0
+
+
+class Door(Protocol):
+    """The part of the frontend that is needed here; see ``kvpool.server.sockets.Frontend``."""
+
+    def wait(self, timeout_s: float) -> set[Origin | int]:
+        """Return what is readable."""
+
+    def receive(self, origin: Origin, most: int) -> list[Arrival]:
+        """Return messages that wait; never blocks."""
+
+
+class Loop:
+    """Runs the server.
+
+    Args:
+        door: the sockets; the inbox and the descriptor server are watched by it already.
+        dispatcher: sealed.
+        parts: the server's parts.
+        caching: has parked calls.
+        bulk: knows how many copies run.
+        inbox: what other threads leave.
+        publish: called about once a second.
+    """
+
+    def __init__(
+        self,
+        door: Door,
+        dispatcher: Dispatcher,
+        parts: Parts,
+        verbs: tuple[CachingVerbs, BulkVerbs],
+        inbox: Inbox,
+        publish: Callable[[], object],
+    ) -> None:
+        self._door = door
+        self._dispatcher = dispatcher
+        self._parts = parts
+        self._caching, self._bulk = verbs
+        self._inbox = inbox
+        self._publish = publish
+        self._descriptors: DescriptorServer | None = None
+        silent_s = parts.config.leases.client_silent_s
+        self._housekeeping_s = min(_HOUSEKEEPING_S, silent_s / 4)
+        self._next_housekeeping_s = self._next_publish_s = parts.clock()
+        self._drain_until_s: float | None = None
+        self._stopped = False
+        self.lanes_work = True
+        """False while a copy takes far too long."""
+
+    def watch(self, descriptors: DescriptorServer) -> None:
+        """Serve the descriptor socket, too."""
+        self._descriptors = descriptors
+
+    def run(self) -> None:
+        """Serve until drained or stopped. What it raises is a defect: the server must end, not go on half dead."""
+        while not self._stopped:
+            self.turn()
+
+    def drain(self) -> None:
+        """Take no new work; end once that under way is done, at the latest after ``drain_s``. On the loop's thread."""
+        if self._drain_until_s is None:
+            self._dispatcher.draining = True
+            self._drain_until_s = self._parts.clock() + self._parts.config.drain_s
+            self._publish()
+
+    def stop(self) -> None:
+        """End after this turn. On the loop's thread."""
+        self._stopped = True
+
+    def turn(self) -> None:
+        """Wait for something to do, and do all of it."""
+        ready = self._door.wait(self._timeout_s())
+        received_s = self._parts.clock()
+        for item in self._inbox.take():
+            item()
+        self._serve(ready, received_s)
+        if self._descriptors is not None and self._descriptors.fileno() in ready:
+            self._descriptors.turn(received_s)
+        self._time_passes(self._parts.clock())
+        self._caching.resolve()
+        self._check_drained()
+
+    def _serve(self, ready: set[Origin | int], received_s: float) -> None:
+        """Serve what came: control first, so that no ping waits for somebody's bytes."""
+        arrivals = [a for o in Origin if o in ready for a in self._door.receive(o, _TURN_MESSAGES)]
+        bulk = [a for a in arrivals if self._parts.connections.is_bulk(a.peer)]
+        later = set(map(id, bulk))
+        self._serve_all((a for a in arrivals if id(a) not in later), received_s)
+        self._serve_all(bulk, received_s)
+
+    def _serve_all(self, arrivals: Iterable[Arrival], received_s: float) -> None:
+        parts = self._parts
+        for arrival in arrivals:
+            call = Call(arrival.peer, received_s)
+            answer = self._dispatcher.answer(call, arrival, parts.clock())
+            if answer is not None:
+                parts.answers.finish(call, answer, parts.clock())
+
+    def _time_passes(self, now_s: float) -> None:
+        parts = self._parts
+        self._caching.expire(now_s)
+        parts.answers.expire(now_s)
+        due_s = parts.engine.next_deadline_s()
+        if now_s >= self._next_housekeeping_s:
+            self._keep_house(now_s)
+        elif due_s is not None and now_s >= due_s:
+            parts.engine.tick(now_s)
+        if now_s >= self._next_publish_s:
+            self._next_publish_s = now_s + _PUBLISH_S
+            self._publish()
+
+    def _keep_house(self, now_s: float) -> None:
+        parts = self._parts
+        self._next_housekeeping_s = now_s + self._housekeeping_s
+        parts.engine.tick(now_s)
+        self.lanes_work = parts.lanes.check(now_s)
+        for client in parts.connections.silent(now_s):
+            parts.lose(client, "silent")
+        if self._descriptors is not None:
+            self._descriptors.expire(now_s)
+
+    def _timeout_s(self) -> float:
+        times = (
+            self._next_housekeeping_s,
+            self._next_publish_s,
+            self._drain_until_s,
+            self._parts.engine.next_deadline_s(),
+            self._parts.answers.next_deadline_s(),
+            self._caching.next_deadline_s(),
+        )
+        return max(min(t for t in times if t is not None) - self._parts.clock(), 0.0)
+
+    def _check_drained(self) -> None:
+        if self._drain_until_s is None:
+            return
+        idle = not (self._parts.answers.waiting or self._bulk.running or self._parts.engine.numbers().leases)
+        if idle or self._parts.clock() >= self._drain_until_s:
+            self._stopped = True
