@@ -56,7 +56,7 @@ class _NotAcceptedError(Exception):
 
 
 class Keeper:
-    """What the link's thread does. Others may set ``registration`` and read ``segments`` (in the gate) and the counts."""
+    """What the link's thread does. Others may set ``registration``, and read ``segments`` (in the gate) and counts."""
 
     def __init__(
         self,

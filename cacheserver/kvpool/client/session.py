@@ -6,9 +6,12 @@
 Used by the Link's thread alone. A session never heals: it ends with SessionOverError, and the Link begins a fresh one.
 """
 
+import logging
 from collections.abc import Iterator
 from time import monotonic
 from typing import Any, Final, TypeVar
+
+import msgspec
 
 from kvpool._version import __version__
 from kvpool.client.call import Call
@@ -27,7 +30,7 @@ from kvpool.model.errors import (
     ServerUnavailable,
     StaleBoot,
 )
-from kvpool.model.identity import ClientKind, Role
+from kvpool.model.identity import ClientKind, Mode, Role
 from kvpool.wire.descriptors import SUFFIX
 from kvpool.wire.messages import (
     AttachBulk,
@@ -47,6 +50,8 @@ from kvpool.wire.versions import VERSION_MAX, VERSION_MIN
 __all__ = ["Session", "SessionOverError"]
 
 R = TypeVar("R", bound=Reply)
+
+log = logging.getLogger("kvpool.client")
 
 _HANDSHAKE_WINDOW: Final = 4
 _RENEW_SHARE: Final = 0.8
@@ -109,8 +114,7 @@ class Session:
             self._exchange(AttachBulk(ticket=welcome.ticket), ends_s, self._bulk)
         if welcome.descriptor_socket and self._config.server.startswith("ipc://"):
             # The server's own path may be another mount of the same folder: ours is beside the socket that we reached.
-            path = self._config.server.removeprefix("ipc://") + SUFFIX
-            self.descriptors = Descriptors(path, welcome.ticket, self.boot_id, self._config.connect_s)
+            self.descriptors = self._attach(self._config.server.removeprefix("ipc://") + SUFFIX, welcome.ticket)
         return welcome
 
     def register(self, registration: Register) -> Registered:
@@ -119,7 +123,12 @@ class Session:
         Raises:
             CacheError: refused, or no answer in time.
         """
-        reply = self._exchange(registration, monotonic() + self._config.request_s)
+        # Without descriptors there is nothing to map.
+        modes = tuple(m for m in registration.modes if m is not Mode.CLIENT_MOVED or self.descriptors is not None)
+        if registration.modes and not modes:
+            raise ServerUnavailable("mode client-moved alone is allowed, and no descriptor socket can be reached")
+        request = msgspec.structs.replace(registration, modes=modes)
+        reply = self._exchange(request, monotonic() + self._config.request_s)
         self.registered = registration
         return reply
 
@@ -166,6 +175,14 @@ class Session:
         """End all outstanding calls with *error* and drop the connections, but the descriptor socket; idempotent."""
         for pipe in self._pipes():
             pipe.close(error)
+
+    def _attach(self, path: str, ticket: bytes) -> Descriptors | None:
+        """Connect to the descriptor socket; bytes can be streamed without it."""
+        try:
+            return Descriptors(path, ticket, self.boot_id, self._config.connect_s)
+        except ServerUnavailable as e:
+            log.warning("no memory can be mapped, bytes will be streamed: %s", e)
+            return None
 
     def _exchange(self, request: Request[R], ends_s: float, pipe: Pipe | None = None) -> R:
         call: Call[R] = Call(request, (), ends_s)

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One load under way: PrepareRetrieve, the scatters, one CommitRetrieve; what is not vouched for is bad."""
+
+import logging
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvpool.client.call import Call
+from kvpool.client.channel import Errand, Wanted, only
+from kvpool.client.client_moved import MappedReader
+from kvpool.client.jobs import LoadJob
+from kvpool.client.ledger import Ledger
+from kvpool.client.ports import BlockPort
+from kvpool.client.streamed import StreamedReader
+from kvpool.client.supervise import attempt
+from kvpool.model.checksum import ChecksumKind, can_verify, checksum
+from kvpool.model.errors import CacheError, DeadlineExceeded, Malformed
+from kvpool.model.slots import Disposition
+from kvpool.wire.codec import checksums_of, flags_of, placements_of
+from kvpool.wire.messages import CommitRetrieve, PrepareRetrieve, Readable, Retrieved
+
+__all__ = ["Loading", "blocks_of"]
+
+log = logging.getLogger("kvpool.client")
+
+
+def blocks_of(job: LoadJob, failed: NDArray[np.bool_]) -> frozenset[int]:
+    """Return the blocks of the *failed* chunks, without those that the job leaves alone."""
+    return frozenset(
+        block
+        for chunk in np.flatnonzero(failed).tolist()
+        for block in job.block_ids[chunk, job.skipped(chunk) :].tolist()
+    )
+
+
+class Loading:
+    """A LoadJob in one session. ``run`` and ``abandon`` end it, one of them, once."""
+
+    def __init__(self, errand: Errand, blocks: BlockPort, job: LoadJob, ledger: Ledger) -> None:
+        self.job = job
+        self._errand = errand
+        self._copying = errand.copying()
+        self._blocks = blocks
+        self._ledger = ledger
+        self._needed = np.array([job.skipped(c) < job.block_ids.shape[1] for c in range(job.chunks)], dtype=np.bool_)
+        self._written = np.zeros(job.chunks, dtype=np.bool_)
+        self._vouched = np.zeros(job.chunks, dtype=np.bool_)
+        self._wrong = np.zeros(job.chunks, dtype=np.uint8)
+        self._sums: list[bytes] = []
+        self._kinds: list[int] = []
+        self._lengths = np.zeros(job.chunks, dtype=np.uint64)
+        self.prepared: Call[Readable] = errand.ask(
+            PrepareRetrieve(lookup_id=job.lookup_id, group=job.group, shard=job.shard, first=job.first, end=job.end)
+        )
+
+    def due_in_s(self, now_s: float) -> float:
+        """See Work: due with the server's answer, or when time is up."""
+        return 0.0 if self.prepared.done() else self._copying.ends_s - now_s
+
+    def run(self) -> None:
+        """Do it; see Work."""
+        attempt("a load", self._transfer)
+        self._end()
+
+    def abandon(self, reason: str) -> None:
+        """End it without a byte read: all its blocks are bad."""
+        self._ledger.count(f"loads_failed_{reason}")
+        self._commit()
+        self._end()
+
+    def _end(self) -> None:
+        good = self._written & self._vouched
+        failed = self._needed & ~good
+        self._ledger.count("chunks_loaded", int(good.sum()))
+        self._ledger.count("chunks_load_lost", int(failed.sum()))
+        self._ledger.count("bytes_loaded", int(self._lengths[good].sum()))
+        self._ledger.end_load(self.job.request_id, blocks_of(self.job, failed))
+
+    def _transfer(self) -> None:
+        try:
+            if self.prepared.done():
+                self._receive(self._answer())
+            else:
+                self._ledger.count("loads_failed_late")
+        except CacheError as e:
+            self._ledger.count(f"loads_failed_{e.code}")
+            log.debug("load of %s failed: %s", self.job.request_id, e)
+        finally:
+            # Whatever happened: this reader's pins go.
+            committed = self._commit()
+        if self._written.any():
+            self._judge(committed)
+
+    def _answer(self) -> NDArray[np.void]:
+        _, frames = self.prepared.result()
+        if len(frames) != 3:  # noqa: PLR2004 - placements, checksums, kinds
+            raise Malformed(f"{len(frames)} raw frames in a Readable instead of three")
+        rows = placements_of(frames[0], self.job.chunks)
+        self._sums = [s.tobytes() for s in checksums_of(frames[1], self.job.chunks)]
+        self._kinds = flags_of(frames[2], self.job.chunks).tolist()
+        self._lengths = rows["length"]
+        return rows
+
+    def _receive(self, rows: NDArray[np.void]) -> None:
+        job, way = self.job, rows["disposition"]
+        in_place = [Wanted(c, rows[c]) for c in np.flatnonzero(self._needed & (way == Disposition.IN_PLACE)).tolist()]
+        streamed = [Wanted(c, rows[c]) for c in np.flatnonzero(self._needed & (way == Disposition.STREAM)).tolist()]
+        if in_place:
+            MappedReader(self._copying).each(in_place, self._scatter)
+        if streamed:
+            StreamedReader(self._copying, job.lookup_id, job.group, job.shard, job.first).each(streamed, self._scatter)
+
+    def _scatter(self, chunk: int, data: memoryview) -> None:
+        """Put one chunk into its blocks, unless its checksum or the time is wrong."""
+        if not self._copying.left_s():
+            return
+        if not _matches(data, self._kinds[chunk], self._sums[chunk]):
+            self._wrong[chunk] = 1
+            self._ledger.count("chunks_checksum_wrong")
+            return
+        self._blocks.scatter(self.job.group, self.job.block_ids[chunk], self.job.skipped(chunk), data)
+        self._written[chunk] = True
+
+    def _commit(self) -> Call[Retrieved]:
+        job = self.job
+        return self._errand.conclude(
+            CommitRetrieve(lookup_id=job.lookup_id, group=job.group, shard=job.shard, first=job.first, end=job.end),
+            (self._wrong.tobytes(),),
+        )
+
+    def _judge(self, committed: Call[Retrieved]) -> None:
+        """Learn which chunks the server vouches for; without its word none is good."""
+        try:
+            if not committed.wait(self._errand.left_s()):
+                raise DeadlineExceeded("the commit was not answered in time")
+            self._vouched = flags_of(only(committed.result()[1]), self.job.chunks) == Disposition.VOUCHED
+        except CacheError as e:
+            self._ledger.count(f"loads_failed_{e.code}")
+            log.debug("load of %s is not vouched for: %s", self.job.request_id, e)
+
+
+def _matches(data: memoryview, kind: int, expected: bytes) -> bool:
+    """True if *data* has this checksum, or if it has none that can be verified here."""
+    if kind not in (ChecksumKind.XXH3, ChecksumKind.BLAKE3) or not can_verify(ChecksumKind(kind)):
+        return True
+    return checksum(data, ChecksumKind(kind)) == expected

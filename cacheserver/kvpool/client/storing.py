@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One store under way: PrepareStore at once, the gathers once the blocks are final, one CommitStore."""
+
+import logging
+import os
+import threading
+from functools import partial
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvpool.client.call import Call
+from kvpool.client.channel import Errand, Writer, only
+from kvpool.client.client_moved import MappedWriter
+from kvpool.client.jobs import StoreJob
+from kvpool.client.ledger import Ledger
+from kvpool.client.ports import BlockPort
+from kvpool.client.streamed import StreamedWriter
+from kvpool.client.supervise import attempt
+from kvpool.model.checksum import CHECKSUM_BYTES, PREFERRED
+from kvpool.model.errors import CacheError, DeadlineExceeded
+from kvpool.model.identity import Mode
+from kvpool.model.slots import Disposition
+from kvpool.wire.codec import flags_of, placements_of
+from kvpool.wire.messages import CommitStore, PrepareStore, Stored
+
+__all__ = ["Storing"]
+
+_READY_POLL_S: Final = 0.003
+"""How often a store looks whether its blocks are final: the engine's event cannot wake the lane."""
+
+
+_NAMES: Final = {int(d): d.name.lower() for d in Disposition}
+
+log = logging.getLogger("kvpool.client")
+
+
+class _StoppedError(Exception):
+    """No further gather of this store begins."""
+
+
+class Storing:
+    """A StoreJob in one session. ``run`` and ``abandon`` end it, one of them, once."""
+
+    def __init__(self, errand: Errand, mode: Mode, blocks: BlockPort, job: StoreJob, ledger: Ledger) -> None:
+        self.job = job
+        self._errand = errand
+        self._copying = errand.copying()
+        self._mode = mode
+        self._blocks = blocks
+        self._ledger = ledger
+        self._store_id = os.urandom(16)
+        self._cancelled = False
+        self._gathering = threading.Lock()
+        self._complete = np.zeros(job.chunks, dtype=np.uint8)
+        self._checksums = np.zeros((job.chunks, CHECKSUM_BYTES), dtype=np.uint8)
+        self.prepared = errand.ask(
+            PrepareStore(
+                request_id=job.request_id,
+                store_id=self._store_id,
+                group=job.group,
+                shard=job.shard,
+                first=job.first,
+                parent=job.parent,
+            ),
+            (job.digests,),
+        )
+
+    def due_in_s(self, now_s: float) -> float:
+        """See Work: due with the server's answer and final blocks, or when time is up."""
+        left_s = self._errand.ends_s - now_s
+        if not self.prepared.done():
+            return left_s
+        if self.prepared.error() is None and not self.job.ready.is_set():
+            return min(left_s, _READY_POLL_S)
+        return 0.0
+
+    def run(self) -> None:
+        """Do it; see Work."""
+        attempt("a store", self._transfer)
+        self._ledger.end_store(self.job.request_id)
+
+    def abandon(self, reason: str) -> None:
+        """End it without a byte sent."""
+        self._ledger.count(f"stores_dropped_{reason}")
+        self._commit()
+        self._ledger.end_store(self.job.request_id)
+
+    def cancel(self, timeout_s: float) -> bool:
+        """Begin no gather any more; returns whether none is running after at most *timeout_s*. Any thread."""
+        self._cancelled = True
+        if not self._gathering.acquire(timeout=max(0.0, timeout_s)):
+            return False
+        self._gathering.release()
+        return True
+
+    def _transfer(self) -> None:
+        """Send what the server wants and commit what got there; what did not is given back by the same commit."""
+        rows = self._rows()
+        try:
+            if rows is not None:
+                self._send(rows)
+        finally:
+            committed = self._commit()
+        if rows is not None:
+            self._account(rows, committed)
+
+    def _rows(self) -> NDArray[np.void] | None:
+        """Return the server's answer, or None if there will be no transfer."""
+        if not self.prepared.done() or (self.prepared.error() is None and not self.job.ready.is_set()):
+            self._ledger.count("stores_dropped_late")
+        elif (error := self.prepared.error()) is not None:
+            self._ledger.count(f"stores_dropped_{error.code}")
+        else:
+            return placements_of(only(self.prepared.result()[1]), self.job.chunks)
+        return None
+
+    def _send(self, rows: NDArray[np.void]) -> None:
+        writer: Writer
+        if self._mode is Mode.CLIENT_MOVED:
+            writer = MappedWriter(self._copying)
+        else:
+            writer = StreamedWriter(self._copying, self._store_id)
+        try:
+            for chunk in np.flatnonzero(rows["disposition"] == Disposition.WRITE).tolist():
+                digest = writer.put(chunk, rows[chunk], partial(self._gather, chunk))
+                self._checksums[chunk] = np.frombuffer(digest, dtype=np.uint8)
+                self._complete[chunk] = 1
+        except (CacheError, _StoppedError) as e:
+            log.debug("store of %s stopped: %s", self.job.request_id, e)
+        finally:
+            for chunk in writer.finish():
+                self._complete[chunk] = 0
+
+    def _gather(self, chunk: int, out: memoryview) -> None:
+        with self._gathering:
+            if self._cancelled:
+                raise _StoppedError("cancelled")
+            if not self._copying.left_s():
+                raise _StoppedError("late")
+            self._blocks.gather(self.job.group, self.job.block_ids[chunk], out)
+
+    def _commit(self) -> Call[Stored]:
+        """End the store at the server: chunks that are not complete are dropped there at once."""
+        return self._errand.conclude(
+            CommitStore(store_id=self._store_id, checksum_kind=PREFERRED),
+            (self._complete.tobytes(), self._checksums.tobytes()),
+        )
+
+    def _account(self, rows: NDArray[np.void], committed: Call[Stored]) -> None:
+        """Wait for what was kept and count it; only what the server says it kept is a success."""
+        try:
+            if not committed.wait(self._errand.left_s()):
+                raise DeadlineExceeded("the commit was not answered in time")
+            ends = flags_of(only(committed.result()[1]), self.job.chunks)
+        except CacheError as e:
+            self._ledger.count("chunks_store_lost", int((rows["disposition"] == Disposition.WRITE).sum()))
+            log.debug("store of %s lost: %s", self.job.request_id, e)
+            return
+        for value, amount in zip(*np.unique(ends, return_counts=True), strict=True):
+            self._ledger.count(f"chunks_{_NAMES.get(int(value), 'unknown')}", int(amount))
+        self._ledger.count("bytes_stored", int(rows["length"][ends == Disposition.STORED].sum()))
