@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pytest plugin that only collects: writes which test carries which ``behaviour`` numbers.
-
-    pytest --collect-only -p tools.behaviour_marks --behaviour-marks FILE
-"""
+"""A pytest plugin that writes which test carries which ``behaviour`` numbers; tools/behaviours.py uses it."""
 
 import json
 from collections import defaultdict
@@ -15,7 +12,7 @@ __all__ = ["pytest_addoption", "pytest_collection_finish"]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare the option."""
-    parser.addoption("--behaviour-marks", metavar="FILE", help="write the behaviour marks of all collected tests as JSON")
+    parser.addoption("--behaviour-marks", metavar="FILE", help="write the behaviour marks of all tests as JSON")
 
 
 @pytest.hookimpl(trylast=True)

@@ -25,7 +25,7 @@ bytes may have a suffix in a variable (`8GiB`, `512Mi`); in the file they are nu
 variable and a plain number in the file. An unknown field or variable with the prefix is refused, with its name.
 """
 
-UNITS = {"_bytes": "bytes", "_s": "seconds", "_tokens": "tokens", "_share": "share", "_port": "port", "_mode": "permission bits"}
+UNITS = {"_bytes": "bytes", "_s": "seconds", "_tokens": "tokens", "_share": "share", "_mode": "permission bits"}
 BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 SIZES = ((40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki"))
 LENGTHS = {"min_length": "at least", "max_length": "at most"}
@@ -33,9 +33,15 @@ LENGTHS = {"min_length": "at least", "max_length": "at most"}
 
 def render() -> str:
     """Return the page."""
-    server = _section("Server", "The server reads it with `kvpool server --config FILE`.", ServerConfig, SERVER_ENV_PREFIX)
-    client = _section("Client", "The connector's extra configuration takes the same fields.", ClientConfig, CLIENT_ENV_PREFIX)
-    return "\n".join([HEAD, server, client])
+    server, client = (
+        "Read by `kvpool server --config FILE`.",
+        "The connector's extra configuration takes the same fields.",
+    )
+    sections = [
+        _section("Server", server, ServerConfig, SERVER_ENV_PREFIX),
+        _section("Client", client, ClientConfig, CLIENT_ENV_PREFIX),
+    ]
+    return "\n".join([HEAD, *sections])
 
 
 def _section(title: str, text: str, cls: type[Struct], prefix: str) -> str:
@@ -52,8 +58,9 @@ def _rows(cls: type[Struct], prefix: str, before: tuple[str, ...]) -> Iterator[s
             yield from _rows(kind, prefix, path)
             continue
         variable = prefix + "__".join(path).upper()
-        cells = (f"`{'.'.join(path)}`", f"`{variable}`", _type(kind), _unit(field.name), _range(field.name, meta), _default(field))
-        yield f"| {' | '.join(cells)} | {_text(meta.description or '')} |"
+        names, limits = (f"`{'.'.join(path)}`", f"`{variable}`"), _range(field.name, meta)
+        cells = (*names, _type(kind), _unit(field.name), limits, _default(field), _text(meta.description or ""))
+        yield f"| {' | '.join(cells)} |"
 
 
 def _parts(hint: Any) -> tuple[Any, Meta]:
@@ -65,19 +72,21 @@ def _parts(hint: Any) -> tuple[Any, Meta]:
 
 def _type(kind: Any) -> str:
     origin, args = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
-        return " or ".join(_type(a) for a in args if a is not NoneType) + " or null"
-    if origin is Literal:
-        return " or ".join(f"`{a}`" for a in args)
-    if origin is tuple:
-        return f"list of {_type(args[0])}"
-    if origin is dict:
-        return f"object of {_type(args[1])}"
+    if origin is not None:
+        return _composite(origin, args)
     if issubclass(kind, StrEnum):
         return " or ".join(f"`{m.value}`" for m in kind)
     if issubclass(kind, Struct):
         return "object (" + ", ".join(f"`{f.name}`" for f in fields(kind)) + ")"
-    return {str: "text", int: "integer", float: "number", bool: "true or false"}[kind]
+    return {NoneType: "null", str: "text", int: "integer", float: "number", bool: "true or false"}[kind]
+
+
+def _composite(origin: Any, args: tuple[Any, ...]) -> str:
+    if origin in (Union, UnionType):
+        return " or ".join(_type(a) for a in args)
+    if origin is Literal:
+        return " or ".join(f"`{a}`" for a in args)
+    return f"object of {_type(args[1])}" if origin is dict else f"list of {_type(args[0])}"
 
 
 def _unit(name: str) -> str:

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write every derived file, or with --check say which ones are stale.
-
-    python -m tools.generate [--check]
-"""
+"""Write every derived file, or with --check say which ones are stale: ``python -m tools.generate [--check]``."""
 
 import argparse
 import difflib
@@ -11,9 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools import behaviours, configuration
+
 from kvpool.cli import docs as cli_docs
 from kvpool.metrics import generate as metrics_docs
-from tools import behaviours, configuration
 
 __all__ = ["PAGES", "Page", "main"]
 
@@ -43,7 +41,7 @@ PAGES = (
 def main() -> int:
     """Return 0 if all is well: with --check, that no page is stale; without it, that all could be written."""
     parser = argparse.ArgumentParser(description="Write every derived file.", allow_abbrev=False)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail and show the difference if one is stale")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if one is stale, and show how")
     check = parser.parse_args().check
     good = [_check(page) if check else _write(page) for page in PAGES]
     problems = behaviours.problems()
