@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole thing on a laptop: a real server, real vLLM engines on CPU, and what a shared prefix saves.
+
+    python -m tools.demo
+
+1. An engine computes a long prompt (cold), then answers the same prompt from its own memory (warm), and ends.
+2. A new engine process, which computed nothing, answers it from what the first one left in the server (loaded).
+
+All must give the same tokens. Everything started is ended and removed on every path. Results go to .demo/.
+"""
+
+import argparse
+import contextlib
+import json
+import random
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+from tools import tiny_model, vllm_env
+from tools.demo_picture import draw
+from tools.demo_process import EngineProcess, EngineSetup, Run
+
+from kvpool.cli.bench.own_server import OwnServer
+from kvpool.cli.connect import Probe
+from kvpool.cli.errors import CommandError, Failure
+from kvpool.cli.machine import machine_facts
+from kvpool.cli.numbers import numbers_of
+from kvpool.cli.progress import progress
+from kvpool.cli.status import as_text
+from kvpool.wire.messages import Statistics
+
+__all__ = ["Outcome", "main"]
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+SHM: Final = "/dev/shm"  # noqa: S108 - the tmpfs itself
+L1_BYTES: Final = 512 << 20
+KV_BYTES: Final = 256 << 20
+CHUNK_TOKENS: Final = 256
+OUTPUT_TOKENS: Final = 16
+VOCABULARY: Final = 2000
+STORED_WITHIN_S: Final = 20.0
+LOOK_AGAIN_S: Final = 0.05
+INTERRUPTED: Final = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the demo found."""
+
+    cold: Run
+    warm: Run
+    loaded: Run
+    loaded_chunks: int
+    """Chunks that the new process read from the server and that the server vouched for."""
+
+    first_result_s: float
+    """From the start of the demo to the answer of the new process."""
+
+    @property
+    def tokens_equal(self) -> bool:
+        """True if all three answers are the same, token for token."""
+        return self.cold.tokens == self.warm.tokens == self.loaded.tokens
+
+    @property
+    def speedup(self) -> float:
+        """How many times sooner the first token came."""
+        return self.cold.ttft_s / self.loaded.ttft_s
+
+    @property
+    def ttft_s(self) -> dict[str, float]:
+        """Seconds to the first token by name."""
+        return {"cold": self.cold.ttft_s, "warm": self.warm.ttft_s, "loaded": self.loaded.ttft_s}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the demo; 0 if the tokens are the same and the new process loaded them, 1 otherwise."""
+    parser = argparse.ArgumentParser(description="Show what kvpool does, on this machine.", allow_abbrev=False)
+    parser.add_argument("--tokens", type=int, default=2048, help="length of the shared prompt (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=ROOT / ".demo", help="folder for the results (default: .demo)")
+    options = parser.parse_args(arguments)
+    try:
+        with _terminated_like_interrupted():
+            return _demo(options.tokens, options.out)
+    except CommandError as e:
+        print(f"demo: {e}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("demo: interrupted; everything it started is ended", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _demo(prompt_tokens: int, out: Path) -> int:
+    start = time.perf_counter()
+    _check(prompt_tokens)
+    out.mkdir(parents=True, exist_ok=True)
+    log = out / "engine.log"
+    log.write_bytes(b"")
+    python = vllm_env.environment()
+    with progress("making the model"):
+        model = tiny_model.model(python)
+    with OwnServer(L1_BYTES) as server:
+        _say(f"server: {server.client.server}, {L1_BYTES >> 20} MiB of memory")
+        setup = EngineSetup(
+            python=python, model=model, server=server.client.server, options=_engine_options(prompt_tokens),
+            output_tokens=OUTPUT_TOKENS, log=log,
+        )  # fmt: skip
+        with Probe(server.client) as probe:
+            outcome = _runs(setup, probe, prompt_tokens, start)
+            status = as_text(probe.statistics())
+    _report(outcome, status, prompt_tokens, out)
+    return _judge(outcome)
+
+
+def _runs(setup: EngineSetup, probe: Probe, prompt_tokens: int, start: float) -> Outcome:
+    prompt, other = _prompt(1, prompt_tokens + 1), _prompt(2, CHUNK_TOKENS // 2)
+    with _engine(setup, "1") as engine:
+        engine.run(other)  # the first forward of a process pays for more than itself
+        cold = engine.run(prompt)
+        _say(f"cold    {cold.ttft_s * 1e3:7.0f} ms to the first token: computed {prompt_tokens} tokens")
+        warm = engine.run(prompt)
+        _say(f"warm    {warm.ttft_s * 1e3:7.0f} ms: the same process, from its own cache")
+        _wait_until_stored(probe, prompt_tokens // CHUNK_TOKENS)
+    before = _vouched(probe.statistics())
+    with _engine(setup, "2, new") as engine:
+        engine.run(other)
+        loaded = engine.run(prompt)
+        first_result_s = time.perf_counter() - start
+        _say(f"loaded  {loaded.ttft_s * 1e3:7.0f} ms: a new process, from the server ({loaded.cached_tokens} tokens)")
+    return Outcome(cold, warm, loaded, _vouched(probe.statistics()) - before, first_result_s)
+
+
+@contextlib.contextmanager
+def _engine(setup: EngineSetup, name: str) -> Iterator[EngineProcess]:
+    engine = EngineProcess(setup)
+    with contextlib.ExitStack() as stack:
+        with progress(f"starting engine process {name}"):
+            stack.enter_context(engine)
+        yield engine
+
+
+def _engine_options(prompt_tokens: int) -> dict[str, Any]:
+    """Return what vLLM gets; float32, so that greedy tokens are the same whichever way a prefix came."""
+    longest = prompt_tokens + 2 * CHUNK_TOKENS
+    return {
+        "dtype": "float32",
+        "max_model_len": longest,
+        "max_num_batched_tokens": longest,
+        "max_num_seqs": 4,
+        "block_size": 32,
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": KV_BYTES,
+        "kv_transfer_config": {
+            "kv_connector": "KVPoolConnector",
+            "kv_connector_module_path": "kvpool.connector.facade",
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+        },
+    }
+
+
+def _check(prompt_tokens: int) -> None:
+    if sys.platform != "linux":
+        raise Failure("the demo needs Linux: shared memory and a vLLM built for its CPUs")
+    if prompt_tokens < CHUNK_TOKENS:
+        raise Failure(f"--tokens: {prompt_tokens} is less than one chunk; use at least {CHUNK_TOKENS}")
+    free, need = shutil.disk_usage(SHM).free, 2 * L1_BYTES
+    if free < need:
+        raise Failure(f"{SHM}: {free >> 20} MiB free, the demo needs {need >> 20}; make room or remount it larger")
+
+
+def _prompt(seed: int, tokens: int) -> list[int]:
+    chance = random.Random(seed)  # noqa: S311 - any tokens will do, the same ones each time
+    return [chance.randrange(10, VOCABULARY) for _ in range(tokens)]
+
+
+def _wait_until_stored(probe: Probe, chunks: int) -> None:
+    """Wait until the server holds the whole prompt; the engine stores while it runs on."""
+    pause, end = threading.Event(), time.monotonic() + STORED_WITHIN_S
+    while (stored := numbers_of(probe.statistics()).stored) < chunks:
+        if time.monotonic() > end:
+            raise Failure(f"only {stored} of {chunks} chunks were stored; see .demo/engine.log")
+        pause.wait(LOOK_AGAIN_S)
+
+
+def _vouched(statistics: Statistics) -> int:
+    return numbers_of(statistics).loads.get("vouched", 0)
+
+
+def _report(outcome: Outcome, status: str, prompt_tokens: int, out: Path) -> None:
+    found = {
+        "tokens_equal": outcome.tokens_equal,
+        "speedup": outcome.speedup,
+        "first_result_s": outcome.first_result_s,
+        "ttft_s": outcome.ttft_s,
+        "prompt_tokens": prompt_tokens,
+        "loaded_chunks": outcome.loaded_chunks,
+        "output_tokens": list(outcome.loaded.tokens),
+        "machine": machine_facts(),
+    }
+    (out / "demo.json").write_text(json.dumps(found, indent=2) + "\n")
+    draw(outcome.ttft_s, prompt_tokens, out / "demo.png")
+    _say(f"speedup {outcome.speedup:7.1f} times; tokens {'equal' if outcome.tokens_equal else 'DIFFER'}")
+    print(f"\nkvpool status\n{status}\n")
+    _say(f"result after {outcome.first_result_s:.0f} s; wrote {out / 'demo.json'} and {out / 'demo.png'}")
+
+
+def _judge(outcome: Outcome) -> int:
+    if not outcome.tokens_equal:
+        print(f"demo: FAILED, tokens differ:\n{outcome.cold.tokens}\n{outcome.loaded.tokens}", file=sys.stderr)
+        return 1
+    if not outcome.loaded_chunks:
+        print("demo: FAILED, the new process loaded nothing from the server", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+@contextlib.contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    def interrupt(_: int, __: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
