@@ -25,6 +25,7 @@ from kvpool.arena.header import HEADER_BYTES, HEADER_WORDS, Words
 from kvpool.arena.page import OWNER_BYTES, Cut, Page, identity_page
 from kvpool.arena.sizes import LEAST_SLOT_BYTES, PAGE_BYTES, Sizes
 from kvpool.model.errors import Busy, LayoutRefused, PoolFull
+from kvpool.model.slots import SERVER_OWNED
 
 __all__ = ["Segment", "file_names"]
 
@@ -162,10 +163,12 @@ class Segment:
     def touch(self, length: int) -> int:
         """Make the kernel clear and map up to *length* more reserved bytes; returns how many. Any thread.
 
-        It only reads, so it does no harm to a chunk that is being written.
+        It only reads, so it does no harm to a chunk that is being written. Regions of tenants are left alone: a client
+        that truncates its segment would kill whoever reads it by signal.
         """
         with self._lock:
-            length = 0 if self._closed else min(length, self._grown - self._touched)
+            ours = not self._closed and (self.cut is None or self.cut.owner == SERVER_OWNED)
+            length = min(length, self._grown - self._touched) if ours else 0
             if length:
                 pages = np.frombuffer(self._data, dtype=np.uint8, count=length, offset=self._touched)
                 np.max(pages[::PAGE_BYTES])
