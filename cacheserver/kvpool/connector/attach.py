@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps one half of the connector registered with its server, whatever size of chunks that server has."""
+
+from dataclasses import dataclass
+
+from kvpool.client.link import Link
+from kvpool.config import ClientConfig
+from kvpool.connector.plan import WorkerFacts
+from kvpool.connector.translate import registration
+from kvpool.model.identity import ClientKind, Mode
+from kvpool.model.reasons import UncachedReason
+from kvpool.wire.messages import Welcome
+
+__all__ = ["Attachment", "Session"]
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One session with a server, as the engine's thread sees it."""
+
+    epoch: int
+    chunk_tokens: int
+    lookup_lease_s: float
+
+
+class Attachment:
+    """A link and what it registers. Made idle; ``begin`` starts it once it is known what the engine caches.
+
+    ``session`` may be called from any thread.
+    """
+
+    def __init__(self, config: ClientConfig, kind: ClientKind) -> None:
+        self.link = Link(config, kind, accept=self._accept)
+        self._modes = config.modes if kind is ClientKind.WORKER else ()
+        self._facts: WorkerFacts | None = None
+        self._shards: tuple[int, ...] = ()
+
+    def begin(self, facts: WorkerFacts, shards: tuple[int, ...]) -> None:
+        """Connect, and register *facts* for *shards* with every server that answers; once."""
+        self._facts, self._shards = facts, shards
+        self.link.start()
+
+    def session(self) -> Session | None:
+        """Return the session that work can be begun in now; None while the engine runs uncached."""
+        state = self.link.state
+        if not state.healthy or state.welcome is None:
+            return None
+        return Session(state.epoch, state.welcome.chunk_tokens, state.welcome.lookup_lease_s)
+
+    def uncached(self) -> UncachedReason | None:
+        """Return why the engine runs uncached; None if it does not."""
+        return self.link.state.reason
+
+    def close(self, timeout_s: float) -> None:
+        """Say goodbye; waits at most *timeout_s*. Idempotent."""
+        self.link.close(timeout_s)
+
+    def _accept(self, welcome: Welcome) -> UncachedReason | None:
+        """Fit the registration to the server's chunks; on the link's thread."""
+        assert self._facts is not None
+        if welcome.chunk_tokens % self._facts.block_tokens:
+            return UncachedReason.CHUNK_TOKENS
+        modes: tuple[Mode, ...] = self._modes
+        self.link.registration = registration(self._facts, welcome.chunk_tokens, self._shards, modes)
+        return None

@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The connector's two halves, put together: link, adapter, decisions and numbers, behind one net for failures.
+
+Nothing of ours may fail an engine. The first exception in a half is logged with its traceback and turns that half off:
+the scheduler's then answers misses and tells all workers to end their stores; a worker's reports every load as bad and
+every block as released. The engine goes on uncached until its restart, visibly (``kvpool_uncached{reason="failed"}``).
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from kvpool.client.jobs import Finished
+from kvpool.client.scheduler import SchedulerAdapter
+from kvpool.client.worker import WorkerAdapter
+from kvpool.config import ClientConfig
+from kvpool.connector.attach import Attachment, Session
+from kvpool.connector.chunks import ChunkKeys, EngineRequest
+from kvpool.connector.fingerprint import Unidentified, adapter_fingerprint
+from kvpool.connector.plan import StepPlan, WorkerFacts, decode
+from kvpool.connector.scheduler import Blocks, SchedulerSide, Step
+from kvpool.connector.statistics import Sampler
+from kvpool.connector.translate import EngineFacts, namespace_of
+from kvpool.connector.worker import Transfers, WorkerSide
+from kvpool.model.identity import ClientKind
+from kvpool.transfer.host import HostBlocks, describe_tensors
+from kvpool.transfer.planes import LayoutError, layout_of
+
+__all__ = ["SchedulerHalf", "WorkerHalf", "describe_worker"]
+
+T = TypeVar("T")
+
+log = logging.getLogger("kvpool.connector")
+
+CLOSE_S: Final = 2.0
+
+
+class _Half:
+    """The net, and the numbers."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._faults = 0
+        self.attachment: Attachment | None = None
+        self.refusal = ""
+        """Why this engine is not cached at all, in words."""
+        self.off = False
+        self.sampler = Sampler(name, self._totals, self._uncached)
+
+    def _guarded(self, step: Callable[[], T], otherwise: Callable[[], T]) -> T:
+        """Run *step*; after a failure, now or before, *otherwise*."""
+        if not self.off:
+            try:
+                return step()
+            except Exception:
+                self._faults += 1
+                self.off = True
+                log.exception("kvpool: the connector's %s half failed; the engine runs uncached", self._name)
+        return otherwise()
+
+    def _totals(self) -> Mapping[str, float]:
+        return {"faults": self._faults}
+
+    def _uncached(self) -> str:
+        if self.off:
+            return "failed"
+        if self.refusal:
+            return "unsupported"
+        return str(self.attachment.uncached() or "") if self.attachment is not None else "starting"
+
+    def sample(self) -> dict[str, Any]:
+        """Return what there is to count since the last call."""
+        empty: dict[str, Any] = {}
+        return self._guarded(self.sampler.sample, lambda: empty)
+
+
+class WorkerHalf(_Half):
+    """One worker's half. The engine's worker thread calls it."""
+
+    def __init__(self, config: ClientConfig, node: str) -> None:
+        super().__init__("worker")
+        self._config = config
+        self._node = node
+        self._side = self._make_side(_Nothing(), WorkerFacts(), off=True)
+        self._transfers: WorkerAdapter | None = None
+        self.facts = WorkerFacts(refusal="the engine registered no cache")
+
+    def register(self, engine: EngineFacts, tensors: Mapping[str, Any], packing: Mapping[str, str]) -> None:
+        """Take over the engine's cache tensors (layer name to tensor) and connect."""
+        self.facts = self._guarded(
+            lambda: self._register(engine, tensors, packing), lambda: WorkerFacts(refusal="the connector failed")
+        )
+        self.refusal = self.facts.refusal
+
+    def refuse(self, reason: str) -> None:
+        """Say that this engine cannot be cached."""
+        self.facts, self.refusal = WorkerFacts(refusal=reason), reason
+
+    def preempt(self, plan: StepPlan) -> None:
+        """See ``WorkerSide.preempt``."""
+        self._guarded(lambda: self._side.preempt(plan), lambda: None)
+
+    def begin(self, plan: StepPlan) -> None:
+        """See ``WorkerSide.begin``."""
+        self._guarded(lambda: self._side.begin(plan), lambda: self._side.take_over(plan))
+
+    def load(self, plan: StepPlan) -> None:
+        """See ``WorkerSide.load``."""
+        self._guarded(lambda: self._side.load(plan), lambda: self._side.take_over(plan))
+
+    def saved(self, *, ran: bool) -> None:
+        """See ``WorkerSide.saved``."""
+        self._guarded(lambda: self._side.saved(ran=ran), lambda: None)
+
+    def results(self, plan: StepPlan) -> tuple[set[str], set[str]]:
+        """Return released requests whose blocks may go, and requests whose loads ended."""
+        return self._guarded(lambda: self._side.results(idle=plan.idle, asking=plan.asking), self._side.abandon)
+
+    def bad_blocks(self) -> set[int]:
+        """Return blocks without valid data, once."""
+        return self._side.bad_blocks()
+
+    def close(self) -> None:
+        """End all transfers, then the link."""
+        if self._transfers is not None:
+            self._transfers.close(CLOSE_S)
+        if self.attachment is not None:
+            self.attachment.close(CLOSE_S)
+
+    def _register(self, engine: EngineFacts, tensors: Mapping[str, Any], packing: Mapping[str, str]) -> WorkerFacts:
+        ordered = {name: tensors[name] for name in engine.layers} | dict(tensors)
+        try:
+            described, storages = describe_tensors(ordered, dict(packing))
+            layout = layout_of(described, engine.blocks, engine.block_tokens)
+        except LayoutError as e:
+            return WorkerFacts(refusal=str(e))
+        facts = describe_worker(engine, layout.specs(), self._node)
+        self.attachment = Attachment(self._config, ClientKind.WORKER)
+        self._transfers = WorkerAdapter(self.attachment.link, HostBlocks(layout, storages), self._config)
+        self._side = self._make_side(self._transfers, facts)
+        self.attachment.begin(facts, (facts.shard,))
+        return facts
+
+    def _make_side(self, transfers: Transfers, facts: WorkerFacts, *, off: bool = False) -> WorkerSide:
+        side = WorkerSide(
+            transfers,
+            shard=facts.shard,
+            writer=facts.writer,
+            role=self._config.role,
+            block_tokens=facts.block_tokens,
+            timeout_s=self._config.transfer_s,
+        )
+        side.off = off
+        return side
+
+    def _totals(self) -> Mapping[str, float]:
+        moved = self._transfers.counters() if self._transfers is not None else {}
+        return {
+            **super()._totals(),
+            **self._side.counters(),
+            "loaded_bytes": moved.get("bytes_loaded", 0),
+            "stored_bytes": moved.get("bytes_stored", 0),
+            "stored_chunks": moved.get("chunks_stored", 0),
+            "dropped_stores": sum(value for name, value in moved.items() if name.startswith("stores_dropped_")),
+        }
+
+
+class SchedulerHalf(_Half):
+    """The scheduler's half. The engine's scheduling thread calls it."""
+
+    def __init__(self, config: ClientConfig) -> None:
+        super().__init__("scheduler")
+        self._config = config
+        self._side: SchedulerSide | None = None
+        self._adapters: dict[tuple[int, str], str | None] = {}
+
+    def attach(self, workers: Sequence[bytes]) -> None:
+        """Learn from the workers what they cache, and connect."""
+        self._guarded(lambda: self._attach([decode(data, WorkerFacts) for data in workers]), lambda: None)
+
+    def arrived(self, request: EngineRequest, now_s: float) -> None:
+        """See ``SchedulerSide.arrived``."""
+        if (side := self._side) is not None:
+            self._guarded(lambda: side.arrived(request, self._session(), now_s), lambda: None)
+
+    def matched(self, request: EngineRequest, local_tokens: int, now_s: float) -> tuple[int | None, bool]:
+        """See ``SchedulerSide.matched``."""
+        if (side := self._side) is None:
+            return 0, False
+        return self._guarded(lambda: side.matched(request, local_tokens, self._session(), now_s), lambda: (0, False))
+
+    def allocated(self, request_id: str, blocks: Blocks, external_tokens: int) -> None:
+        """See ``SchedulerSide.allocated``."""
+        if (side := self._side) is not None:
+            self._guarded(lambda: side.allocated(request_id, blocks, external_tokens), lambda: None)
+
+    def received(self, request_ids: Iterable[str], bad_blocks: Iterable[int]) -> None:
+        """See ``SchedulerSide.received``."""
+        if (side := self._side) is not None:
+            self._guarded(lambda: side.received(request_ids, bad_blocks), lambda: None)
+
+    def plan(self, step: Step) -> StepPlan:
+        """See ``SchedulerSide.plan``."""
+        if (side := self._side) is None:
+            return StepPlan(idle=step.idle)
+        return self._guarded(lambda: side.plan(step, self._session()), side.give_up)
+
+    def finished(self, request_id: str) -> bool:
+        """See ``SchedulerSide.finished``."""
+        if (side := self._side) is None:
+            return False
+        return self._guarded(lambda: side.finished(request_id), lambda: False)
+
+    def close(self) -> None:
+        """End the link."""
+        if self.attachment is not None:
+            self.attachment.close(CLOSE_S)
+
+    def _attach(self, workers: Sequence[WorkerFacts]) -> None:
+        self.refusal = _disagreement(workers)
+        if self.refusal:
+            log.warning("kvpool: the engine runs uncached: %s", self.refusal)
+            return
+        facts = workers[0]
+        assert facts.namespace is not None
+        shards = tuple(range(facts.namespace.shard_count))
+        self.attachment = Attachment(self._config, ClientKind.SCHEDULER)
+        self._side = SchedulerSide(
+            SchedulerAdapter(self.attachment.link, self._config),
+            role=self._config.role,
+            shards=shards,
+            block_tokens=facts.block_tokens,
+            store_generated=self._config.store_generated,
+            keys=lambda chunk_tokens: ChunkKeys(
+                namespace_of(facts, chunk_tokens),
+                chunk_tokens=chunk_tokens,
+                hash_tokens=facts.hash_tokens,
+                identify_adapter=self._identify,
+            ),
+        )
+        self.attachment.begin(facts, shards)
+
+    def _session(self) -> Session | None:
+        return None if self.attachment is None else self.attachment.session()
+
+    def _identify(self, adapter: Any) -> str | None:
+        """Fingerprint an adapter as it is when it is first seen under its id: the engine keeps what it loaded then."""
+        if adapter.load_inplace:
+            return None
+        key = (adapter.lora_int_id, adapter.lora_path)
+        if key not in self._adapters:
+            try:
+                self._adapters[key] = adapter_fingerprint(adapter.lora_path, None)
+            except (Unidentified, OSError) as e:
+                log.warning("kvpool: requests of adapter %s are not cached: %s", adapter.lora_name, e)
+                self._adapters[key] = None
+        return self._adapters[key]
+
+    def _totals(self) -> Mapping[str, float]:
+        counts = self._side.counters() if self._side is not None else {}
+        # Failed loads are counted where they fail, by the workers.
+        return {**super()._totals(), **{name: value for name, value in counts.items() if name != "failed_loads"}}
+
+
+class _Nothing:
+    """Transfers of an engine without a cache."""
+
+    def store(self, job: object) -> None:
+        """Keep nothing."""
+
+    def load(self, job: object) -> None:
+        """Never called: the half is off."""
+
+    def poll(self) -> Finished:
+        """Nothing ends."""
+        return Finished(frozenset(), {})
+
+    def has_stores(self, request_id: str) -> bool:  # noqa: ARG002 - the port's signature
+        """Nothing is read."""
+        return False
+
+    def cancel_stores(self, request_ids: Iterable[str], timeout_s: float) -> bool:  # noqa: ARG002 - the port's signature
+        """Nothing is read."""
+        return True
+
+    def close(self, timeout_s: float) -> None:
+        """Nothing runs."""
+
+
+def describe_worker(engine: EngineFacts, planes: tuple[Any, ...], node: str) -> WorkerFacts:
+    """Return what a worker tells the scheduler."""
+    return WorkerFacts(
+        namespace=engine.namespace,
+        planes=planes,
+        block_tokens=engine.block_tokens,
+        hash_tokens=engine.hash_tokens,
+        shard=engine.shard,
+        readers=engine.readers,
+        writer=engine.writer,
+        node=node,
+    )
+
+
+def _disagreement(workers: Sequence[WorkerFacts]) -> str:
+    """Say why these workers cannot be cached together; empty if they can."""
+    if not workers:
+        return "no worker said what it caches"
+    for facts in workers:
+        if facts.refusal:
+            return facts.refusal
+    first = workers[0]
+    if any(
+        (f.namespace, f.planes, f.block_tokens) != (first.namespace, first.planes, first.block_tokens) for f in workers
+    ):
+        return "the ranks' caches differ in layout or model"
+    if len({f.node for f in workers}) > 1:
+        return "the ranks run on several machines or use several servers, which this version does not support"
+    assert first.namespace is not None
+    if {f.shard for f in workers} != set(range(first.namespace.shard_count)):
+        return (
+            f"{first.namespace.shard_count} shards are expected, and {sorted({f.shard for f in workers})} have a worker"
+        )
+    return ""

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the two halves of the connector tell each other, as typed values in one small buffer each.
+
+Before the first request every worker tells the scheduler what it caches (``WorkerFacts``, through the engine's worker
+handshake). In every step the scheduler tells all workers what to do (``StepPlan``, in the step's connector metadata).
+"""
+
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from kvpool.model.identity import Namespace
+from kvpool.model.layout import PlaneSpec
+
+__all__ = ["PlannedLoad", "PlannedStore", "StepPlan", "WorkerFacts", "block_array", "decode", "encode"]
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class WorkerFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What one worker caches; equal on all ranks but for the shard."""
+
+    refusal: str = ""
+    """Why this engine cannot be cached, in words; everything else is unset then."""
+
+    namespace: Namespace | None = None
+    """Without the layout's fingerprint, which needs the server's chunk size."""
+
+    planes: tuple[PlaneSpec, ...] = ()
+    block_tokens: int = 0
+    hash_tokens: int = 0
+    """Tokens that one of the engine's own block hashes covers; 0 if those cannot be used."""
+
+    shard: int = 0
+    readers: int = 1
+    """Ranks that each load the same shard."""
+
+    writer: bool = True
+    """False on ranks that hold a copy of what another rank stores."""
+
+    node: str = ""
+    """Identity of the machine, and the address of its server: ranks with different ones use different servers."""
+
+
+class PlannedLoad(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Chunks [first, end) of a lookup, to be written into blocks."""
+
+    request_id: str
+    lookup_id: bytes
+    first: int
+    end: int
+    blocks: bytes
+    """Block ids (little-endian int64), ``end - first`` chunks of them."""
+
+    skip_blocks: int
+
+
+class PlannedStore(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Chunks from *first* on, to be kept once this step has run."""
+
+    request_id: str
+    first: int
+    parent: bytes
+    digests: bytes
+    blocks: bytes
+    """Block ids (little-endian int64), as many chunks of them as there are digests."""
+
+
+class StepPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One step's work for every worker."""
+
+    chunk_tokens: int = 0
+    """Size of the chunks that loads and stores speak of."""
+
+    loads: tuple[PlannedLoad, ...] = ()
+    stores: tuple[PlannedStore, ...] = ()
+    preempted: tuple[str, ...] = ()
+    """Requests whose blocks are taken away in this step: no gather may read them any more when it begins."""
+
+    released: tuple[str, ...] = ()
+    """Finished requests whose blocks the engine holds until each worker said that no store reads them."""
+
+    idle: bool = False
+    """True if the step runs no model: whoever waits for the cache may wait a moment instead of spinning."""
+
+    asking: bool = False
+    """True if the step is idle and the scheduler waits for the answer to a lookup."""
+
+    off: bool = False
+    """The scheduler's half has failed: all stores end before this step begins."""
+
+
+def encode(value: msgspec.Struct) -> bytes:
+    """Return *value* as bytes; a plan without work is empty."""
+    return b"" if value == StepPlan() else msgspec.msgpack.encode(value)
+
+
+def decode(data: bytes, kind: type[T]) -> T:
+    """Read what ``encode`` made.
+
+    Raises:
+        msgspec.DecodeError: the bytes are something else.
+    """
+    return msgspec.msgpack.decode(data, type=kind) if data else kind()
+
+
+def block_array(blocks: bytes, chunks: int) -> NDArray[np.int64]:
+    """Return block ids as (chunks, blocks per chunk)."""
+    array: NDArray[Any] = np.frombuffer(blocks, dtype="<i8")
+    return array.reshape(chunks, -1)

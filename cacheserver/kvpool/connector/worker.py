@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The worker's half: carries out each step's plan and reports what ended.
+
+A plain class that runs without the engine; the engine's worker thread calls it, in each step in this order:
+
+    preempt (before anything of the step runs) -> begin -> [model] -> load -> saved -> results -> bad_blocks
+
+Every planned load is reported exactly once, with the exact blocks that hold no valid data, whatever happens to the
+server or to this code; every released request is reported once no store reads its blocks.
+"""
+
+import threading
+from collections.abc import Iterable
+from typing import Final, Protocol
+
+from kvpool.client.jobs import Finished, LoadJob, StoreJob
+from kvpool.connector.plan import PlannedLoad, StepPlan, block_array
+from kvpool.model.identity import Role
+from kvpool.model.keys import DIGEST_BYTES
+
+__all__ = ["Transfers", "WorkerSide"]
+
+IDLE_WAIT_S: Final = 0.001
+"""An engine with nothing to run spins from one empty step to the next while it waits for the cache."""
+
+
+class Transfers(Protocol):
+    """The client's worker adapter."""
+
+    def store(self, job: StoreJob) -> None:
+        """Keep chunks; ends once, within the transfer deadline."""
+
+    def load(self, job: LoadJob) -> None:
+        """Load chunks; ends once, within the transfer deadline."""
+
+    def poll(self) -> Finished:
+        """Return what ended since the last call."""
+
+    def has_stores(self, request_id: str) -> bool:
+        """True while a store of the request may still read its blocks."""
+
+    def cancel_stores(self, request_ids: Iterable[str], timeout_s: float) -> bool:
+        """End stores; True once nothing reads their blocks any more."""
+
+    def close(self, timeout_s: float) -> None:
+        """End everything."""
+
+
+class WorkerSide:
+    """See the module."""
+
+    def __init__(
+        self, transfers: Transfers, *, shard: int, writer: bool, role: Role, block_tokens: int, timeout_s: float
+    ) -> None:
+        """Make it.
+
+        Args:
+            transfers: the client's adapter.
+            shard: this rank's part of each chunk.
+            writer: False if another rank stores the same part.
+            role: which directions the engine may use.
+            block_tokens: tokens of one of the engine's blocks.
+            timeout_s: how long a gather that reads a preempted block is waited for.
+        """
+        self._transfers = transfers
+        self._shard = shard
+        self._stores = writer and role.stores
+        self._block_tokens = block_tokens
+        self._timeout_s = timeout_s
+        self._ready: list[StoreJob] = []
+        self._storing: set[str] = set()
+        self._loading: dict[str, frozenset[int]] = {}
+        self._loaded: set[str] = set()
+        self._releasing: set[str] = set()
+        self._bad: set[int] = set()
+        self._bad_blocks = self._failed_loads = 0
+        self._pause = threading.Event()
+        self.off = False
+        """True once this half has failed: it starts nothing any more."""
+
+    def preempt(self, plan: StepPlan) -> None:
+        """End all gathers of blocks that this step may overwrite.
+
+        Raises:
+            TimeoutError: a gather did not end; what it stored must never become visible.
+        """
+        ended = tuple(self._storing) if plan.off else tuple(r for r in plan.preempted if r in self._storing)
+        if ended and not self._transfers.cancel_stores(ended, self._timeout_s):
+            raise TimeoutError(f"stores of {len(ended)} preempted requests still read their blocks")
+        self._storing.difference_update(ended)
+
+    def begin(self, plan: StepPlan) -> None:
+        """Ask where the step's stores go; their gathers wait for ``saved``."""
+        self._releasing.update(plan.released)
+        for planned in plan.stores if self._stores and not self.off else ():
+            job = StoreJob(
+                request_id=planned.request_id,
+                group=0,
+                shard=self._shard,
+                first=planned.first,
+                parent=planned.parent,
+                digests=planned.digests,
+                block_ids=block_array(planned.blocks, len(planned.digests) // DIGEST_BYTES),
+            )
+            self._ready.append(job)
+            self._storing.add(planned.request_id)
+            self._transfers.store(job)
+
+    def load(self, plan: StepPlan) -> None:
+        """Start the step's loads."""
+        for planned in plan.loads:
+            self._loading[planned.request_id] = _written(planned)
+        for planned in plan.loads:
+            if self.off or not plan.chunk_tokens:
+                self._end_load(planned.request_id, self._loading[planned.request_id])
+            else:
+                self._transfers.load(self._job(planned, plan.chunk_tokens))
+
+    def saved(self, *, ran: bool) -> None:
+        """The step's model has run and its blocks are final; if it failed (*ran* is False) they hold nothing to keep.
+
+        Raises:
+            TimeoutError: stores of the failed step could not be ended.
+        """
+        jobs, self._ready = self._ready, []
+        if jobs and not ran and not self._transfers.cancel_stores({job.request_id for job in jobs}, self._timeout_s):
+            raise TimeoutError("stores of a failed step could not be ended")
+        for job in jobs:
+            job.ready.set()
+
+    def results(self, *, idle: bool, asking: bool = False) -> tuple[set[str], set[str]]:
+        """Return released requests that no store reads any more, and requests whose loads ended."""
+        self._collect()
+        sent = {r for r in self._releasing if not self._transfers.has_stores(r)}
+        if idle and not sent and not self._loaded and (asking or self._loading or self._releasing):
+            self._pause.wait(IDLE_WAIT_S)
+        self._releasing -= sent
+        self._storing -= sent
+        loaded, self._loaded = self._loaded, set()
+        return sent, loaded
+
+    def bad_blocks(self) -> set[int]:
+        """Return the blocks that failed loads left without valid data, once."""
+        bad, self._bad = self._bad, set()
+        return bad
+
+    def take_over(self, plan: StepPlan) -> None:
+        """Note what a step of this half, now failed, would have had to report."""
+        self.off = True
+        self._releasing.update(plan.released)
+        for planned in plan.loads:
+            self._loading.setdefault(planned.request_id, _written(planned))
+
+    def abandon(self) -> tuple[set[str], set[str]]:
+        """Report as ``results`` does after a failure of this half: everything ends.
+
+        Waits for running copies, since the engine will use the blocks for something else.
+        """
+        self.off = True
+        if self._loading or self._storing or self._releasing:
+            self._transfers.close(self._timeout_s)
+        for request_id, blocks in tuple(self._loading.items()):
+            self._end_load(request_id, blocks)
+        sent, loaded = self._releasing, self._loaded
+        self._releasing, self._storing, self._loaded, self._ready = set(), set(), set(), []
+        return sent, loaded
+
+    def counters(self) -> dict[str, float]:
+        """Return what happened since the start, and how many loads run now."""
+        return {
+            "failed_loads": self._failed_loads,
+            "bad_blocks": self._bad_blocks,
+            "loads_in_flight": len(self._loading),
+        }
+
+    def _collect(self) -> None:
+        for request_id, bad in self._transfers.poll().loaded.items():
+            self._end_load(request_id, bad)
+
+    def _end_load(self, request_id: str, bad: frozenset[int]) -> None:
+        if self._loading.pop(request_id, None) is None:
+            return
+        self._loaded.add(request_id)
+        self._bad |= bad
+        self._bad_blocks += len(bad)
+        self._failed_loads += bool(bad)
+
+    def _job(self, planned: PlannedLoad, chunk_tokens: int) -> LoadJob:
+        blocks = block_array(planned.blocks, planned.end - planned.first)
+        if blocks.shape[1] * self._block_tokens != chunk_tokens:
+            raise ValueError(f"{blocks.shape[1]} blocks of {self._block_tokens} tokens are no chunk of {chunk_tokens}")
+        return LoadJob(
+            request_id=planned.request_id,
+            lookup_id=planned.lookup_id,
+            group=0,
+            shard=self._shard,
+            first=planned.first,
+            end=planned.end,
+            block_ids=blocks,
+            skip_blocks=planned.skip_blocks,
+        )
+
+
+def _written(planned: PlannedLoad) -> frozenset[int]:
+    """Blocks that a load writes."""
+    blocks = block_array(planned.blocks, planned.end - planned.first)
+    return frozenset(blocks.ravel()[planned.skip_blocks :].tolist())
