@@ -204,7 +204,7 @@ def test_alerts_name_only_metrics_of_the_catalogue() -> None:
     text = " ".join(r["expr"] for r in rule["spec"]["groups"][0]["rules"])
     known = {m.name for m in catalogue.CATALOGUE}
 
-    used = {w for w in re.findall(r"kvpool_[a-z0-9_]+", text)}
+    used = set(re.findall(r"kvpool_[a-z0-9_]+", text))
 
     assert used
     assert used <= known

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pool looks like in the cluster, as plain values: observe.py fills them, status.py and rollout.py judge."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["ClientPod", "DaemonSetState", "Observed", "ServerPod", "ServerStats", "Window", "traffic"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerPod:
+    """One pod of the pool's DaemonSet."""
+
+    name: str
+    uid: str
+    node: str
+    ip: str = ""
+    revision: str = ""
+    """Hash of the pod template it was made from."""
+    ready: bool = False
+    state_for_s: float = 0.0
+    """Seconds since it became ready, or since it stopped being so (or was made)."""
+    deleting: bool = False
+    reachable: bool = True
+    """False once the cluster has lost sight of its node."""
+    waiting: str = ""
+    """Why its container does not run, in Kubernetes' word (CrashLoopBackOff), or Unschedulable."""
+    message: str = ""
+    restarts: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientPod:
+    """One pod that opted in to the pool."""
+
+    namespace: str
+    name: str
+    node: str
+    group: str = ""
+    """Engine over several pods that it belongs to; empty for one of its own."""
+    wired: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonSetState:
+    """What the DaemonSet controller says."""
+
+    generation: int
+    observed_generation: int
+    desired: int
+    revision: str
+    """Hash of the newest pod template."""
+
+    @property
+    def settled(self) -> bool:
+        """True once the controller has seen the newest spec."""
+        return self.observed_generation >= self.generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerStats:
+    """What one server says about itself; counters count from its start."""
+
+    node: str
+    boot_id: str
+    version: str
+    capacity_bytes: int = 0
+    used_bytes: int = 0
+    clients: int = 0
+    lookups: Mapping[str, int] = field(default_factory=dict)
+    """Lookups by why the found prefix ended where it did."""
+    prompt_tokens: int = 0
+    hit_tokens: int = 0
+    stored_chunks: int = 0
+    evicted_chunks: int = 0
+    gpus: int | None = None
+    """GPUs that it sees; None if it does not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """What happened on all servers together within a stretch of time."""
+
+    seconds: int = 0
+    lookups: Mapping[str, int] = field(default_factory=dict)
+    prompt_tokens: int = 0
+    hit_tokens: int = 0
+    stored_chunks: int = 0
+    evicted_chunks: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """All that is known about one pool at one moment."""
+
+    daemon_set: DaemonSetState | None = None
+    servers: tuple[ServerPod, ...] = ()
+    clients: tuple[ClientPod, ...] = ()
+    stats: tuple[ServerStats, ...] = ()
+    window: Window = Window()
+    gpu_mode: str = ""
+    runtime_class_missing: str = ""
+    """The runtime class that the pool needs and the cluster lacks."""
+    request_bytes: int = 0
+    """Memory that a server asks of its node."""
+    error: str = ""
+    """Why the spec or an object made from it was refused."""
+
+
+def traffic(before: Iterable[ServerStats], after: Iterable[ServerStats], seconds: int) -> Window:
+    """Sum what each server counted between two looks. One that started in between has counted from zero."""
+    known = {s.boot_id: s for s in before}
+    pairs = [(known.get(s.boot_id), s) for s in after]
+    reasons = sorted({r for _, s in pairs for r in s.lookups})
+    return Window(
+        seconds=seconds,
+        lookups={r: sum(s.lookups.get(r, 0) - (b.lookups.get(r, 0) if b else 0) for b, s in pairs) for r in reasons},
+        prompt_tokens=sum(s.prompt_tokens - (b.prompt_tokens if b else 0) for b, s in pairs),
+        hit_tokens=sum(s.hit_tokens - (b.hit_tokens if b else 0) for b, s in pairs),
+        stored_chunks=sum(s.stored_chunks - (b.stored_chunks if b else 0) for b, s in pairs),
+        evicted_chunks=sum(s.evicted_chunks - (b.evicted_chunks if b else 0) for b, s in pairs),
+    )

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pure: what is observed of a pool, as its status. Equal input gives an equal status; no field is the current time."""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from kvpool_operator.observed import Observed, ServerPod
+from kvpool_operator.spec.pool import GpuMode, Pool
+from kvpool_operator.spec.quantity import binary
+from kvpool_operator.spec.report import (
+    MAX_PROBLEM_NODES,
+    MAX_VERSIONS,
+    Condition,
+    PoolStatus,
+    ProblemNode,
+    Rollout,
+    Servers,
+    Traffic,
+)
+from kvpool_operator.verdict import Finding, hitting
+
+__all__ = ["Progress", "status"]
+
+_MESSAGE_LENGTH: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where an update stands, as the rollout says."""
+
+    state: str
+    message: str = ""
+    done: bool = True
+    stopped: bool = False
+
+
+def status(pool: Pool, seen: Observed, progress: Progress, before: PoolStatus, now_at: str) -> PoolStatus:
+    """Judge *seen*. *now_at* (RFC 3339) marks conditions that flipped against *before*, and nothing else."""
+    servers = _servers(seen)
+    problems = _problems(seen)
+    findings = _findings(pool, seen, servers, progress, len(problems))
+    return PoolStatus(
+        observed_generation=pool.generation,
+        conditions=tuple(_condition(kind, f, pool.generation, before, now_at) for kind, f in findings.items()),
+        servers=servers,
+        capacity=binary(sum(s.capacity_bytes for s in seen.stats)) if seen.stats else "",
+        used=binary(sum(s.used_bytes for s in seen.stats)) if seen.stats else "",
+        hit_rate=_hit_rate(seen),
+        traffic=_traffic(seen),
+        clients=sum(s.clients for s in seen.stats) if seen.stats else None,
+        gpu_mode=seen.gpu_mode,
+        versions=dict(sorted(Counter(s.version for s in seen.stats).most_common(MAX_VERSIONS))),
+        rollout=Rollout(state=progress.state, message=progress.message[:512]),
+        problem_node_count=len(problems),
+        problem_nodes=tuple(problems[:MAX_PROBLEM_NODES]),
+    )
+
+
+def _servers(seen: Observed) -> Servers:
+    desired = seen.daemon_set.desired if seen.daemon_set else 0
+    revision = seen.daemon_set.revision if seen.daemon_set else ""
+    alive = [p for p in seen.servers if not p.deleting]
+    ready = sum(p.ready and p.reachable for p in alive)
+    return Servers(
+        desired=desired,
+        ready=ready,
+        updated=sum(p.revision == revision for p in alive),
+        unreachable=sum(not p.reachable for p in alive),
+        summary=f"{ready}/{desired}",
+    )
+
+
+def _findings(pool: Pool, seen: Observed, servers: Servers, progress: Progress, problems: int) -> dict[str, Finding]:
+    found = {
+        "ConfigValid": _config_valid(seen),
+        "Available": _available(seen, servers),
+        "Progressing": _progressing(seen, servers, progress),
+        "Degraded": _degraded(servers, progress, problems),
+        "GPUAccessReady": _gpu_access(pool, seen),
+        "ClientsWired": _clients_wired(seen),
+        "Hitting": hitting(seen),
+    }
+    return {"Ready": _ready(found, seen, servers), **found}
+
+
+def _config_valid(seen: Observed) -> Finding:
+    if seen.error:
+        return Finding("False", "Refused", seen.error)
+    return Finding("True", "Accepted", "every object was accepted")
+
+
+def _available(seen: Observed, servers: Servers) -> Finding:
+    if servers.ready:
+        return Finding("True", "ServersReady", f"{servers.ready} of {servers.desired} servers are ready")
+    if seen.daemon_set is not None and seen.daemon_set.settled and not servers.desired:
+        return Finding("False", "NoNodes", "no node matches placement; check nodeSelector, affinity and tolerations")
+    return Finding("False", "NoServers", "no server is ready")
+
+
+def _progressing(seen: Observed, servers: Servers, progress: Progress) -> Finding:
+    if seen.daemon_set is None or not seen.daemon_set.settled:
+        return Finding("True", "Applying", "the DaemonSet controller has not seen the newest spec yet")
+    if not progress.done:
+        return Finding("True", progress.state, progress.message)
+    if servers.ready + servers.unreachable < servers.desired:
+        return Finding("True", "Starting", f"{servers.desired - servers.ready} servers are not ready yet")
+    return Finding("False", "UpToDate", "every server runs the newest spec")
+
+
+def _degraded(servers: Servers, progress: Progress, problems: int) -> Finding:
+    if progress.stopped:
+        return Finding("True", "RolloutStopped", progress.message)
+    if problems:
+        return Finding("True", "ProblemNodes", f"{problems} of {servers.desired} nodes have a problem")
+    return Finding("False", "AsExpected", "no node has a problem")
+
+
+def _gpu_access(pool: Pool, seen: Observed) -> Finding:
+    if pool.spec.gpu_access.mode is GpuMode.NONE:
+        return Finding("True", "NotNeeded", "the pool uses no GPUs")
+    if seen.runtime_class_missing:
+        return Finding("False", "RuntimeClassMissing", f"runtime class {seen.runtime_class_missing} does not exist")
+    counts = [(s.node, s.gpus) for s in seen.stats if s.gpus is not None]
+    if blind := sorted(node for node, gpus in counts if not gpus):
+        return Finding("False", "NoGPUVisible", f"servers see no GPU on {len(blind)} nodes, first {blind[0]}")
+    if not counts:
+        return Finding("Unknown", "NotReported", "no server has said yet which GPUs it sees")
+    return Finding("True", "GPUsVisible", f"{len(counts)} servers see their GPUs")
+
+
+def _clients_wired(seen: Observed) -> Finding:
+    unwired = sorted(f"{c.namespace}/{c.name}" for c in seen.clients if not c.wired)
+    if unwired:
+        return Finding("False", "UnwiredPods", f"{len(unwired)} pods opted in but are not wired, first {unwired[0]}")
+    if not seen.clients:
+        return Finding("Unknown", "NoClients", "no pod has opted in")
+    return Finding("True", "AllWired", f"{len(seen.clients)} pods are wired")
+
+
+def _ready(found: dict[str, Finding], seen: Observed, servers: Servers) -> Finding:
+    """Ready means that the newest spec was seen, and every server in sight runs it and is ready."""
+    for kind, wanted in (("ConfigValid", "True"), ("Available", "True"), ("Progressing", "False")):
+        if found[kind].status != wanted:
+            return Finding("False", found[kind].reason, found[kind].message)
+    if servers.updated < servers.desired - servers.unreachable or seen.daemon_set is None:
+        return Finding("False", "NotUpdated", f"{servers.updated} of {servers.desired} servers run the newest spec")
+    return Finding("True", "AllServersReady", f"{servers.summary} servers are ready")
+
+
+def _problems(seen: Observed) -> list[ProblemNode]:
+    """Every node whose server is not as it should be, by name."""
+    found = [_problem(p, seen) for p in seen.servers]
+    return sorted((p for p in found if p is not None), key=lambda p: (p.node, p.reason))
+
+
+def _problem(pod: ServerPod, seen: Observed) -> ProblemNode | None:
+    if pod.ready and pod.reachable:
+        return None
+    reason = pod.waiting or ("Terminating" if pod.deleting else "NotReady")
+    message = pod.message
+    if not pod.reachable:
+        reason, message = "Unreachable", "the cluster has lost sight of the node"
+    elif reason == "Unschedulable":
+        message = f"the server needs {binary(seen.request_bytes)} of memory; {message}"
+    return ProblemNode(node=pod.node, reason=reason, message=message[:256])
+
+
+def _traffic(seen: Observed) -> Traffic | None:
+    if not seen.stats:
+        return None
+    return Traffic(
+        window_seconds=seen.window.seconds,
+        lookups=sum(seen.window.lookups.values()),
+        prompt_tokens=seen.window.prompt_tokens,
+        hit_tokens=seen.window.hit_tokens,
+        stored_chunks=seen.window.stored_chunks,
+    )
+
+
+def _hit_rate(seen: Observed) -> str:
+    """Sum of hits by sum of prompts, never a mean of servers' rates."""
+    asked = seen.window.prompt_tokens
+    return f"{seen.window.hit_tokens / asked:.2f}" if asked else ""
+
+
+def _condition(kind: str, finding: Finding, generation: int, before: PoolStatus, now_at: str) -> Condition:
+    former = next((c for c in before.conditions if c.type == kind), None)
+    flipped = former is None or former.status != finding.status
+    since: str = now_at if flipped or former is None else former.last_transition_time
+    value: Literal["True", "False", "Unknown"] = finding.status
+    return Condition(
+        type=kind,
+        status=value,
+        reason=finding.reason,
+        message=finding.message[:_MESSAGE_LENGTH],
+        observed_generation=generation,
+        last_transition_time=since,
+    )
