@@ -269,7 +269,7 @@ _CLIENTS: Final = (
         unit="clients",
         help="Clients that ended without saying so, by how that was noticed.",
         panel="Clients",
-        labels=(("cause", ("died", "silent", "replaced", "identity")),),
+        labels=(("cause", ("died", "silent", "replaced", "identity", "unread")),),
     ),
 )
 

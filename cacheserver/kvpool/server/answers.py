@@ -70,6 +70,12 @@ class Answers:
         for call in list(client.open):
             self._end(call)
 
+    def fail_all(self, error: CacheError, now_s: float) -> None:
+        """End everything that waits with *error*."""
+        for _, _, call in self._deadlines:
+            self.fail(call, error, now_s)
+        self._deadlines.clear()
+
     def expire(self, now_s: float) -> None:
         """Answer what waited for too long."""
         while self._deadlines and (self._deadlines[0][0] <= now_s or self._deadlines[0][2].ended):

@@ -103,6 +103,8 @@ class BulkVerbs:
                 request.group,
                 request.shard,
                 request.chunk,
+                request.offset,
+                request.length,
                 parts.clock(),
             )
         except CacheError as e:

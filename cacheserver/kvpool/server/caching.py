@@ -4,13 +4,12 @@
 import numpy as np
 
 from kvpool.engine.outcomes import FoundPrefix
-from kvpool.model.errors import CacheError, InvalidRange
+from kvpool.model.errors import CacheError
 from kvpool.model.slots import Disposition
 from kvpool.server.calls import Answer, Call
 from kvpool.server.dispatch import Dispatcher, Route
 from kvpool.server.parking import Parking
 from kvpool.server.parts import Parts
-from kvpool.wire import codec
 from kvpool.wire.messages import (
     CommitRetrieve,
     CommitStore,
@@ -39,7 +38,6 @@ class CachingVerbs:
         self._engine = parts.engine
         self._answers = parts.answers
         self._clock = parts.clock
-        self._most = parts.config.limits.chunks
         self._parked = Parking()
 
     def add_to(self, dispatcher: Dispatcher) -> None:
@@ -60,7 +58,7 @@ class CachingVerbs:
             request.request_id,
             request.lookup_id,
             request.shards,
-            bytes(call.frames[0]),
+            call.frames[0],
             self._clock(),
         )
         return _found(found)
@@ -92,7 +90,7 @@ class CachingVerbs:
             request.shard,
             request.first,
             request.parent,
-            bytes(call.frames[0]),
+            call.frames[0],
             self._clock(),
         )
         write = int(np.count_nonzero(placements["disposition"] == Disposition.WRITE))
@@ -100,8 +98,7 @@ class CachingVerbs:
 
     def commit_store(self, call: Call, request: CommitStore) -> Answer:
         """Publish what was written."""
-        complete = codec.flags_of(call.frames[0], len(call.frames[0]))
-        checksums = codec.checksums_of(call.frames[1], len(complete))
+        complete, checksums = call.frames
         ends = self._engine.commit_store(
             call.owner.client_id, request.store_id, complete, checksums, request.checksum_kind, self._clock()
         )
@@ -109,7 +106,6 @@ class CachingVerbs:
 
     def prepare_retrieve(self, call: Call, request: PrepareRetrieve) -> Answer:
         """Say where chunks lie."""
-        self._range(request.first, request.end)
         plan = self._engine.prepare_retrieve(
             call.owner.client_id,
             request.lookup_id,
@@ -124,7 +120,6 @@ class CachingVerbs:
 
     def commit_retrieve(self, call: Call, request: CommitRetrieve) -> Answer:
         """Vouch for what was read, or not."""
-        bad = codec.flags_of(call.frames[0], self._range(request.first, request.end))
         ends = self._engine.commit_retrieve(
             call.owner.client_id,
             request.lookup_id,
@@ -132,7 +127,7 @@ class CachingVerbs:
             request.shard,
             request.first,
             request.end,
-            bad,
+            call.frames[0],
             self._clock(),
         )
         return Answer(Retrieved(vouched=int(np.count_nonzero(ends == Disposition.VOUCHED))), (ends.tobytes(),))
@@ -165,12 +160,6 @@ class CachingVerbs:
             return
         if not (only_final and found.coming):
             self._answers.finish(call, _found(found), now_s)
-
-    def _range(self, first: int, end: int) -> int:
-        """Return how many chunks [first, end) is; checked here because frames are sized by it."""
-        if not 0 < end - first <= self._most:
-            raise InvalidRange(f"chunks {first} to {end}; from 1 to {self._most} at a time")
-        return end - first
 
 
 def _found(found: FoundPrefix) -> Answer:

@@ -76,7 +76,7 @@ class Call:
         self.number = 0
         self.tag = UNKNOWN_TAG
         self.client: Client | None = None
-        self.frames: Sequence[Buffer] = ()
+        self.frames: Sequence[memoryview] = ()
         self.ended = False
 
     @property

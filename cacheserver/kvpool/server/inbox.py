@@ -6,13 +6,15 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
-from kvpool.model.errors import DeadlineExceeded
+from kvpool.model.errors import DeadlineExceeded, Draining
 
 __all__ = ["Inbox"]
 
 T = TypeVar("T")
+
+_SHUT: Final = "the server is shutting down"
 
 
 class _Question(Generic[T]):
@@ -24,12 +26,17 @@ class _Question(Generic[T]):
         self._result: T | None = None
         self._error: Exception | None = None
 
-    def run(self) -> None:
+    def __call__(self) -> None:
         """Run on the loop; what it raises goes back to the asker, whose question it was."""
         try:
             self._result = self._ask()
         except Exception as e:  # noqa: BLE001 - it is raised again in the thread that asked
             self._error = e
+        self._done.set()
+
+    def refuse(self, error: Exception) -> None:
+        """End without having run."""
+        self._error = error
         self._done.set()
 
     def wait(self, deadline_s: float) -> T:
@@ -50,7 +57,7 @@ class Inbox:
     def __init__(self) -> None:
         self._items: deque[Callable[[], object]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._closed = False
+        self._shut = False
 
     def fileno(self) -> int:
         """Readable whenever something may have been posted."""
@@ -63,7 +70,7 @@ class Inbox:
 
     def wake(self) -> None:
         """Make the loop look at what is due, without leaving anything."""
-        if not self._closed:
+        if self._wake >= 0:
             os.eventfd_write(self._wake, 1)
 
     def ask(self, question: Callable[[], T], deadline_s: float) -> T:
@@ -71,20 +78,32 @@ class Inbox:
 
         Raises:
             DeadlineExceeded: the loop did not run it in time; it may still run later.
+            Draining: the loop has ended.
             Exception: what *question* raised.
         """
         asked = _Question(question)
-        self.post(asked.run)
+        self.post(asked)
+        if self._shut:
+            raise Draining(_SHUT)
         return asked.wait(deadline_s)
 
     def take(self) -> list[Callable[[], object]]:
         """Return what was posted since the last call."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._wake)
+        if self._wake >= 0:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._wake)
         return [self._items.popleft() for _ in range(len(self._items))]
 
+    def shut(self) -> None:
+        """The loop has ended: refuse the questions that wait and all later ones; nothing runs any more."""
+        self._shut = True
+        for item in self.take():
+            if isinstance(item, _Question):
+                item.refuse(Draining(_SHUT))
+
     def close(self) -> None:
-        """Release the wake-up; later posts are never run. Idempotent."""
-        if not self._closed:
-            self._closed = True
+        """Release the wake-up, once no other thread uses this inbox. Idempotent."""
+        self.shut()
+        if self._wake >= 0:
             os.close(self._wake)
+            self._wake = -1

@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The composition root: from a ServerConfig to a serving process and back to an exit code."""
+
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import structlog
+
+from kvpool._version import __version__
+from kvpool.arena.errors import ArenaError
+from kvpool.arena.opening import open_arena
+from kvpool.config import ServerConfig
+from kvpool.engine.engine import Engine
+from kvpool.metrics.numbers import Numbers
+from kvpool.model.errors import Draining
+from kvpool.server.answers import Answers
+from kvpool.server.bulk import BulkVerbs
+from kvpool.server.caching import CachingVerbs
+from kvpool.server.calls import Client
+from kvpool.server.connections import Connections
+from kvpool.server.descriptors import DescriptorServer, Grants, Segments
+from kvpool.server.dispatch import Dispatcher
+from kvpool.server.faces import open_faces
+from kvpool.server.identity import CredentialError, authenticator
+from kvpool.server.inbox import Inbox
+from kvpool.server.keys import KeyFileError, read_key
+from kvpool.server.lanes import Lanes
+from kvpool.server.logs import configure
+from kvpool.server.loop import Loop
+from kvpool.server.parts import Parts
+from kvpool.server.paths import ListenError
+from kvpool.server.publish import Facts, Publisher
+from kvpool.server.sessions import Rim, SessionVerbs
+from kvpool.server.snapshot import ServerSnapshot
+from kvpool.server.sockets import Frontend
+from kvpool.wire.descriptors import SUFFIX
+
+__all__ = ["Clocks", "Server", "run_server"]
+
+log = structlog.get_logger()
+
+_BOOT_BYTES: Final = 16
+_LANES_END_S: Final = 0.5
+_CANNOT_START: Final = (ArenaError, CredentialError, KeyFileError, ListenError)
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """The two clocks; read nowhere else."""
+
+    monotonic: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time  # noqa: TID251 - tokens name times of the wall clock
+    """Seconds since 1970."""
+
+
+class Server:
+    """A server that listens; ``run`` serves.
+
+    Args:
+        config: what it should be.
+        arena: what the descriptor socket hands out.
+        engine: recovered by ``run``'s caller or not at all; see *recovered_chunks*.
+        recovered_chunks: for people.
+        clocks: real ones by default.
+
+    Raises:
+        ListenError, CredentialError, KeyFileError: it cannot start; the text names the remedy.
+
+    Thread: one thread makes, runs and closes it. ``request_stop`` and ``ask`` are for any other.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        arena: Segments,
+        engine: Engine,
+        recovered_chunks: int = 0,
+        clocks: Clocks | None = None,
+    ) -> None:
+        self._config = config
+        self._clocks = clocks or Clocks()
+        self.boot_id = secrets.token_bytes(_BOOT_BYTES)
+        self.inbox = Inbox()
+        with ExitStack() as resources:
+            resources.callback(self.inbox.close)
+            self._authenticator = authenticator(config.auth)
+            self._door = Frontend(config.limits)
+            resources.callback(self._door.close)
+            self._listen()
+            self._parts = self._make_parts(engine)
+            resources.callback(self._parts.lanes.close, _LANES_END_S)
+            self._dispatcher = Dispatcher(self._parts.connections, config.limits, self._parts.numbers)
+            self._descriptors = self._open_descriptors(arena)
+            if self._descriptors is not None:
+                resources.callback(self._descriptors.close)
+            self._publisher = self._make_publisher(recovered_chunks)
+            self._loop = self._make_loop()
+            self.snapshot = self._publisher.snapshot()
+            self._faces = open_faces(self._config.http, self, self._clocks.monotonic)
+            resources.callback(self._close_faces)
+            # First of all, so that no face waits for a loop that has ended.
+            resources.callback(self.inbox.shut)
+            self._resources = resources.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """Addresses that clients connect to."""
+        return tuple(self._door.endpoints)
+
+    @property
+    def operations_address(self) -> str:
+        """Host and port of the operations face; empty if there is none."""
+        return self._faces.operations_address
+
+    def run(self) -> None:
+        """Serve until drained.
+
+        Raises:
+            Exception: a defect; the process must end.
+        """
+        self._parts.lanes.start()
+        try:
+            self._loop.run()
+        except Exception:
+            log.exception("loop.crashed")
+            raise
+        finally:
+            self._parts.answers.fail_all(Draining("the server is shutting down"), self._clocks.monotonic())
+
+    def request_stop(self) -> None:
+        """Begin to drain. Any thread, also a signal handler."""
+        self.inbox.post(self._loop.drain)
+
+    def ask(self, question: Callable[[], Any], deadline_s: float) -> Any:
+        """Run *question* on the loop and return its result; see ``Inbox.ask``."""
+        return self.inbox.ask(question, deadline_s)
+
+    @property
+    def parts(self) -> Parts:
+        """The server's parts; to be touched by questions on the loop alone."""
+        return self._parts
+
+    def close(self) -> None:
+        """Release everything in the opposite order. Idempotent."""
+        self._resources.close()
+
+    def _listen(self) -> None:
+        listen = self._config.listen
+        if listen.socket_path:
+            self._door.bind_unix(listen.socket_path, listen.socket_mode)
+        if listen.tcp_host:
+            _, secret = read_key(listen.curve_key_file)
+            self._door.bind_curve(listen.tcp_host, listen.tcp_port, secret)
+            if listen.plain_bulk_port >= 0:
+                self._door.bind_plain_bulk(listen.tcp_host, listen.plain_bulk_port)
+        self._door.watch(self.inbox.fileno())
+
+    def _make_parts(self, engine: Engine) -> Parts:
+        config, clock = self._config, self._clocks.monotonic
+        numbers = Numbers()
+        return Parts(
+            config=config,
+            engine=engine,
+            connections=Connections(config.limits.clients, config.leases.client_silent_s),
+            answers=Answers(self._door, self.boot_id, numbers, self._on_full),
+            lanes=Lanes(config.limits.lanes, self.inbox.post, clock),
+            numbers=numbers,
+            clock=clock,
+        )
+
+    def _open_descriptors(self, arena: Segments) -> DescriptorServer | None:
+        listen = self._config.listen
+        if not listen.socket_path:
+            return None
+        grants = Grants(
+            client_of=self._parts.connections.by_ticket,
+            access=self._parts.engine.region_access,
+            died=self._on_death,
+            unwatched=self._on_unwatched,
+        )
+        server = DescriptorServer(arena, grants, self.boot_id, self._config.limits.clients)
+        server.bind(listen.socket_path + SUFFIX, listen.socket_mode)
+        self._door.watch(server.fileno())
+        return server
+
+    def _make_publisher(self, recovered_chunks: int) -> Publisher:
+        facts = Facts(
+            server_id=self._config.server_id or socket.gethostname(),
+            boot_id=self.boot_id,
+            endpoints=self.endpoints,
+            recovered_chunks=recovered_chunks,
+            started_s=self._clocks.monotonic(),
+        )
+        return Publisher(self._parts, facts, self._trouble, lambda: self._dispatcher.draining)
+
+    def _make_loop(self) -> Loop:
+        caching, bulk = CachingVerbs(self._parts), BulkVerbs(self._parts)
+        sessions = SessionVerbs(self._parts, self._make_rim())
+        for verbs in (sessions, caching, bulk):
+            verbs.add_to(self._dispatcher)
+        self._dispatcher.seal()
+        loop = Loop(self._door, self._dispatcher, self._parts, (caching, bulk), self.inbox, self._publish)
+        if self._descriptors is not None:
+            loop.watch(self._descriptors)
+        return loop
+
+    def _make_rim(self) -> Rim:
+        descriptors = self._descriptors
+        return Rim(
+            authenticator=self._authenticator,
+            wall=self._clocks.wall,
+            server_id=self._config.server_id or socket.gethostname(),
+            descriptor_socket=self._config.listen.socket_path + SUFFIX if descriptors else "",
+            watches=descriptors.watches if descriptors else lambda _: False,
+            goodbye=descriptors.forget if descriptors else lambda _: None,
+            snapshot=self._publish,
+        )
+
+    def _publish(self) -> ServerSnapshot:
+        self.snapshot = self._publisher.snapshot()
+        return self.snapshot
+
+    def _trouble(self) -> str:
+        return "" if self._loop.lanes_work else "a copy of streamed bytes does not end"
+
+    def _close_faces(self) -> None:
+        self._faces.close()
+
+    def _on_full(self, client: Client) -> None:
+        # Later: the sender of this answer is still at work on the client.
+        self.inbox.post(lambda: self._drop_unread(client))
+
+    def _drop_unread(self, client: Client) -> None:
+        if self._parts.connections.find(client.client_id) is client:
+            self._parts.lose(client, "unread")
+
+    def _on_death(self, client_id: bytes) -> None:
+        client = self._parts.connections.find(client_id)
+        if client is not None:
+            self._parts.lose(client, "died", proven_dead=True)
+        else:
+            self._parts.engine.writers_proven_dead(client_id, self._clocks.monotonic())
+
+    def _on_unwatched(self, client_id: bytes) -> None:
+        client = self._parts.connections.find(client_id)
+        if client is not None:
+            client.watched = False
+
+
+def run_server(config: ServerConfig) -> int:
+    """Serve until SIGTERM or SIGINT; a second signal ends the process at once.
+
+    Returns:
+        0 after a drain, 1 if the server cannot start (one line of the log says why).
+
+    Raises:
+        Exception: a defect of the server; the log has it, too.
+    """
+    configure(config.log, sys.stderr)
+    clocks = Clocks()
+    try:
+        with ExitStack() as resources:
+            arena = resources.enter_context(open_arena(config.l1, config.pool_uid, config.living_pools))
+            engine = Engine(config, arena)
+            recovery = engine.recover(clocks.monotonic())
+            server = resources.enter_context(Server(config, arena, engine, recovery.chunks, clocks))
+            _handle_signals(server)
+            arena.grow()
+            _announce(server, config, recovery.chunks)
+            server.run()
+    except _CANNOT_START as e:
+        log.error("server.not_started", error=str(e))  # noqa: TRY400 - the text says it all, a traceback would hide it
+        return 1
+    log.info("server.stopped")
+    return 0
+
+
+def _announce(server: Server, config: ServerConfig, recovered_chunks: int) -> None:
+    log.info(
+        "server.ready",
+        version=__version__,
+        endpoints=list(server.endpoints),
+        operations=server.operations_address,
+        boot_id=server.boot_id.hex(),
+        l1_bytes=config.l1.size_bytes,
+        recovered_chunks=recovered_chunks,
+    )
+
+
+def _handle_signals(server: Server) -> None:
+    def stop(number: int, _frame: object) -> None:
+        for known in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(known, _exit_now)
+        log.info("server.draining", signal=signal.Signals(number).name)
+        server.request_stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+
+
+def _exit_now(_number: int, _frame: object) -> None:
+    """The arena's headers are right at every instant, so nothing is lost that a longer exit would have kept."""
+    os._exit(1)

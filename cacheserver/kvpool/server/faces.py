@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connects the HTTP faces with the server: published snapshots for what only reads, questions to the loop for the rest.
+
+Thread: everything below runs on HTTP threads, but for the questions, which the loop runs.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from kvpool.config import HttpConfig
+from kvpool.metrics.exporter import CONTENT_TYPE, exposition
+from kvpool.model.errors import CacheError
+from kvpool.server.http import AdminFace, ClearOrder, HttpServer, OperationsFace, serve_admin, serve_operations
+from kvpool.server.parts import Parts
+from kvpool.server.paths import ListenError
+from kvpool.server.snapshot import ServerSnapshot
+
+__all__ = ["Asked", "Faces", "open_faces"]
+
+_ADMIN_S: Final = 5.0
+
+
+class Asked(Protocol):
+    """The part of the server that the faces need."""
+
+    snapshot: ServerSnapshot
+
+    @property
+    def parts(self) -> Parts:
+        """For questions on the loop alone."""
+
+    def ask(self, question: Callable[[], Any], deadline_s: float) -> Any:
+        """Run *question* on the loop."""
+
+
+class Faces:
+    """The open faces."""
+
+    def __init__(self, operations: HttpServer | None, admin: HttpServer | None) -> None:
+        self._servers = [s for s in (operations, admin) if s is not None]
+        self.operations_address = ""
+        if operations is not None:
+            host, port = operations.server_address[:2]
+            self.operations_address = f"{host!s}:{port}"
+
+    def close(self) -> None:
+        """Stop serving. Idempotent."""
+        for server in self._servers:
+            server.close()
+
+
+def open_faces(config: HttpConfig, server: Asked, clock: Callable[[], float]) -> Faces:
+    """Open the faces that *config* asks for.
+
+    Raises:
+        ListenError: an address cannot be taken.
+    """
+    operations = admin = None
+    setting = "http.operations_host and http.operations_port"
+    try:
+        if config.operations_host:
+            face = _operations(config, server, clock)
+            operations = serve_operations(face, config.operations_host, config.operations_port, clock)
+        setting = "http.admin_socket"
+        if config.admin_socket:
+            admin = serve_admin(_admin(server), config.admin_socket, clock)
+    except OSError as e:
+        if operations is not None:
+            operations.close()
+        raise ListenError(f"{setting}: {e}; free it or name another") from e
+    return Faces(operations, admin)
+
+
+def _operations(config: HttpConfig, server: Asked, clock: Callable[[], float]) -> OperationsFace:
+    def live() -> bool:
+        asked_s = clock()
+        numbers = server.parts.numbers
+        try:
+            # The loop itself notes how long it took to get to the question.
+            server.ask(lambda: numbers.put("kvpool_loop_round_trip_seconds", clock() - asked_s), config.live_s)
+        except CacheError:
+            return False
+        return True
+
+    return OperationsFace(
+        live=live,
+        ready=lambda: server.snapshot.ready,
+        metrics=lambda: exposition(server.snapshot.series),
+        metrics_type=CONTENT_TYPE,
+        status=lambda: _status(server.snapshot),
+    )
+
+
+def _status(snapshot: ServerSnapshot) -> dict[str, Any]:
+    return {f.name: getattr(snapshot, f.name) for f in dataclasses.fields(snapshot)} | {"series": dict(snapshot.series)}
+
+
+def _admin(server: Asked) -> AdminFace:
+    def clients() -> list[dict[str, Any]]:
+        parts = server.parts
+        rows: list[Any] = server.ask(lambda: parts.engine.clients(parts.clock()), _ADMIN_S)
+        return [dataclasses.asdict(row) | {"client_id": row.client_id.hex()} for row in rows]
+
+    def clear(order: ClearOrder) -> dict[str, int]:
+        parts = server.parts
+        done = server.ask(
+            lambda: parts.engine.clear(order.tenant or None, order.model, order.forced, parts.clock()), _ADMIN_S
+        )
+        return {"chunks": done.chunks, "kept": done.kept}
+
+    def chunks() -> Any:
+        parts = server.parts
+        return server.ask(parts.engine.chunk_counts, _ADMIN_S)
+
+    return AdminFace(clients=clients, chunks=chunks, clear=clear)
