@@ -11,12 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import zmq
+from tests.fakes.tiny_engine import REGION_BYTES, TinyEngine
 
 from kvpool.model.errors import CacheError, NotRegistered
 from kvpool.model.keys import self_test
 from kvpool.wire import codec, descriptors
 from kvpool.wire import messages as m
-from tests.fakes.tiny_engine import REGION_BYTES, TinyEngine
 
 LIMITS = m.Limits(frame_bytes=64 << 10, chunks=8192, in_flight=64, bulk_window=4)
 

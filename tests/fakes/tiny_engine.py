@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: ARG002 - one signature for all handlers
 """Just enough of a server's memory for a client's tests: chunks in one memfd, no eviction, no limits."""
 
 import mmap

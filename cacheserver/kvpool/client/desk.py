@@ -4,10 +4,12 @@
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from kvpool.client.call import Call
 from kvpool.client.state import LinkState
+from kvpool.client.supervise import attempt
 from kvpool.model.errors import Busy, CacheError, ServerUnavailable, StaleBoot
 from kvpool.model.reasons import UncachedReason
 
@@ -15,7 +17,7 @@ __all__ = ["Desk"]
 
 log = logging.getLogger("kvpool.client")
 
-QUEUE_CALLS: Final = 4096
+_QUEUE_CALLS: Final = 4096
 
 
 class Desk:
@@ -61,7 +63,7 @@ class Desk:
         if state != old:
             _log_change(old, state, self._server)
             if self._on_state is not None:
-                self._on_state(state)
+                attempt("the state callback", partial(self._on_state, state))
 
     def wait_for(self, condition: Callable[[LinkState], bool], timeout_s: float) -> bool:
         """Wait until *condition* holds for the state; returns whether it does."""
@@ -73,8 +75,8 @@ class Desk:
             return StaleBoot("the session that this request belongs to is over")
         if epoch is None and not self.state.healthy:
             return ServerUnavailable(f"uncached ({self.state.reason}): {self.state.detail}")
-        if len(self._calls) >= QUEUE_CALLS:
-            return Busy(f"{QUEUE_CALLS} requests wait to be sent")
+        if len(self._calls) >= _QUEUE_CALLS:
+            return Busy(f"{_QUEUE_CALLS} requests wait to be sent")
         return None
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The link's thread: runs one session after the other, with bounded back-off, until it is told to stop."""
 
+import logging
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,6 +33,8 @@ from kvpool.model.reasons import UncachedReason
 from kvpool.wire.messages import Register, Welcome
 
 __all__ = ["Keeper"]
+
+log = logging.getLogger("kvpool.client")
 
 _RETRY_FIRST_S: Final = 0.05
 _RETRY_LONGEST_S: Final = 1.0
@@ -194,7 +197,10 @@ class Keeper:
         while not self._gate.idle() and monotonic() < ends_s:
             self._door.wait((), ends_s - monotonic())
         if self._gate.idle() and session.registered is not None:
-            session.unregister(ends_s)
+            try:
+                session.unregister(ends_s)
+            except CacheError as e:
+                log.warning("the cache server did not hear this client's goodbye: %s", e)
 
     def _pause(self, pause_s: float) -> None:
         ends_s = monotonic() + pause_s

@@ -9,7 +9,7 @@ from typing import Any, Final, get_args
 
 from kvpool.client.call import Call, Frame
 from kvpool.client.socket import Connection
-from kvpool.model.errors import CacheError, DeadlineExceeded, Malformed, StaleBoot
+from kvpool.model.errors import Busy, CacheError, DeadlineExceeded, Malformed, StaleBoot
 from kvpool.wire import codec
 from kvpool.wire.messages import AnyRequest, Envelope, Failed, Reply
 from kvpool.wire.versions import VERSION_MAX
@@ -21,6 +21,8 @@ AnyCall = Call[Any]
 _REPLY_OF: Final[dict[type, type[Reply]]] = {
     request: get_args(request.__orig_bases__[0])[0] for request in get_args(AnyRequest)
 }
+
+_QUEUE_CALLS: Final = 4096
 
 _serials = count(1)
 """Request ids, never used twice in a process: a late reply can end no other call."""
@@ -46,7 +48,10 @@ class Pipe:
         self._timers: list[tuple[float, int]] = []
 
     def add(self, call: AnyCall) -> None:
-        """Queue *call* behind those that wait for the window."""
+        """Queue *call* behind those that wait for the window, or end it if they are too many."""
+        if len(self._waiting) >= _QUEUE_CALLS:
+            call.fail(Busy(f"{_QUEUE_CALLS} requests wait for the server"))
+            return
         self._waiting.append(self._admit(call))
 
     def send_now(self, call: AnyCall, now_s: float) -> bool:
