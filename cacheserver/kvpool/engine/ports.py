@@ -29,7 +29,14 @@ class Arena(Protocol):
     recovered: Sequence[RecoveredRegion]
 
     def format(self, region: int, slot_bytes: int, owner: str) -> int:
-        """Cut an empty region into slots; returns how many. Erases all its headers first."""
+        """Cut an empty region into slots, ``min(region_bytes // slot_bytes, stride)`` of them; returns how many.
+
+        Erases all its headers first. For another owner than before the region gets new memory: nothing that somebody
+        has mapped reaches it, and no former byte is in it.
+
+        Raises:
+            PoolFull: there is no memory; the region stays empty.
+        """
 
     def begin(self, slots: SlotArray, rows: NDArray[np.void]) -> None:
         """Mark *slots* as being written and put *rows* into their headers."""

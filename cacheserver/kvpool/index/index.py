@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The index: which chunk lies in which slot, who holds it, and where the next one goes."""
 
+import math
 from collections import deque
 from collections.abc import Callable
 
@@ -13,8 +14,9 @@ from kvpool.index.policy.port import Policy
 from kvpool.index.regions import Region, Regions, SlotClass
 from kvpool.index.slots import SlotTable
 from kvpool.index.tables import KeyTable, Scopes
+from kvpool.model.errors import PoolFull
 from kvpool.model.keys import DIGEST_BYTES
-from kvpool.model.slots import SERVER_OWNED, SlotArray
+from kvpool.model.slots import SERVER_OWNED, Disposition, SlotArray
 
 __all__ = ["Index"]
 
@@ -146,6 +148,17 @@ class Index:
             if since_s is not None and region.used and now_s - since_s >= self._drain_s:
                 self.regions.undrain(region)
 
+    def excess_slots(self, share: float) -> int:
+        """Return how many slots must go until at most *share* of the memory is used; regions never cut are unused."""
+        regions = self.regions
+        room_bytes = regions.cut_bytes + len(regions.empty) * regions.region_bytes
+        excess_bytes = regions.used_bytes - share * room_bytes
+        return math.ceil(excess_bytes * regions.slots_used / regions.used_bytes) if excess_bytes > 0 else 0
+
+    def why_full(self) -> Disposition:
+        """Say why no slot could be freed: readers pin them, or only writers hold them."""
+        return Disposition.PINNED if self.pinned_bytes else Disposition.FULL
+
     def draining(self) -> int:
         """Return how many regions are being drained."""
         return sum(r.draining_since_s is not None for r in self.regions)
@@ -171,10 +184,13 @@ class Index:
         return self._evict(own.slots) > 0 or not own.fresh
 
     def _open_empty(self, cls: SlotClass) -> bool:
-        for number in reversed(self.regions.empty):
-            if self._reachable(number, cls.owner):
-                return bool(self.regions.open(number, cls).count)
-        return False
+        number = next((n for n in reversed(self.regions.empty) if self._reachable(n, cls.owner)), None)
+        if number is None:
+            return False
+        try:
+            return self.regions.open(number, cls).count > 0
+        except PoolFull:  # the memory behind the arena is less than promised: make do with what is cut already
+            return False
 
     def _reachable(self, number: int, owner: str) -> bool:
         """True if a region may serve *owner*: its former owner's clients cannot reach it."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from kvpool.index.deadlines import Deadlines
 from kvpool.index.pins import PinLedger
 from kvpool.index.tables import KeyTable, Scope
+from kvpool.model.reasons import LookupReason
 from kvpool.model.slots import SlotArray
 
 __all__ = ["Holding", "Leases", "LookupLease", "StoreLease"]
@@ -46,11 +47,14 @@ class LookupLease:
     readers: int
     ledger: PinLedger
     began_s: float
-    holdings: dict[tuple[int, int], Holding]
-    """(group, shard) to what is held there."""
-
     asked: int
     """Chunks that were asked for."""
+
+    holdings: dict[tuple[int, int], Holding] = field(default_factory=dict)
+    """(group, shard) to what is held there."""
+
+    reason: LookupReason = LookupReason.MISSING
+    """Why the prefix ends where it does."""
 
     chunks: int = 0
     """Length of the prefix that is pinned."""
@@ -84,11 +88,14 @@ class StoreLease:
     streamed: bool
     """True if the server itself writes the bytes: then its own copies are all that can touch the slots."""
 
+    begun: dict[int, int] = field(default_factory=dict)
+    """Streamed: row to where the next piece must begin."""
+
     written: dict[int, int] = field(default_factory=dict)
     """Streamed: row to bytes that are there."""
 
     copying: dict[int, int] = field(default_factory=dict)
-    """Streamed: row to end offset of the copy that runs now."""
+    """Streamed: row to copies that run now."""
 
     def held(self) -> SlotArray:
         """Return the slots that this store may write."""

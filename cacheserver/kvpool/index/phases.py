@@ -18,7 +18,7 @@ import numpy as np
 __all__ = ["ILLEGAL", "MOVES", "NEXT", "IllegalMove", "Op", "Phase"]
 
 
-class IllegalMove(Exception):  # noqa: N818 - the name says what happened
+class IllegalMove(Exception):
     """A move that the table does not have: always our bug, never a client's. Nothing was changed."""
 
 

@@ -71,6 +71,8 @@ class Regions:
         """Who may map the bytes, by region; survives until another owner takes the region over."""
         self.empty = list(range(count - 1, -1, -1))
         self.slots = 0
+        self.cut_bytes = 0
+        """Bytes of all slots that exist, free or not."""
         self.slots_used = 0
         self.used_bytes = 0
         self._format = fmt
@@ -149,6 +151,7 @@ class Regions:
         self._regions[region.number] = None
         self.slot_bytes[region.number] = 0
         self.slots -= region.count
+        self.cut_bytes -= region.count * region.cls.slot_bytes
         self.empty.append(region.number)
 
     def _add(self, number: int, cls: SlotClass, free: NDArray[np.int32], count: int) -> Region:
@@ -159,6 +162,7 @@ class Regions:
         self.slot_bytes[number] = cls.slot_bytes
         self.owner[number] = cls.owner
         self.slots += count
+        self.cut_bytes += count * cls.slot_bytes
         self.empty.remove(number)
         pool = self._pools.setdefault(cls, _Pool())
         pool.regions.append(region)

@@ -7,7 +7,8 @@ from itertools import repeat
 
 import numpy as np
 
-from kvpool.model.slots import SlotArray
+from kvpool.model.identity import GroupSpec
+from kvpool.model.slots import SERVER_OWNED, SlotArray
 
 __all__ = ["KeyTable", "Scope", "Scopes"]
 
@@ -39,6 +40,12 @@ class Scope:
     digest: bytes
     tenant: str
     model: str
+    groups: tuple[GroupSpec, ...] = ()
+    """What was registered for it; empty until somebody registers."""
+
+    home: str = SERVER_OWNED
+    """Owner of the regions that chunks brought by a tier go to."""
+
     tables: dict[tuple[int, int], KeyTable] = field(default_factory=dict)
     """(group, shard) to table."""
 
