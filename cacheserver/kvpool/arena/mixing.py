@@ -5,7 +5,7 @@ Each word is mixed by a bijection of its own (one key per column, then xorshift 
 added modulo 2**64 and mixed once more. So one changed word always changes the check, and any other change goes unseen
 once in 2**64. It finds torn and foreign headers; it is no defence against somebody who wants to forge one.
 
-Measured on one core: 512 headers in 42 microseconds, 131 072 headers in 28 ms.
+Measured on one core: 512 headers in 50 microseconds, 131 072 headers (8 GiB in slots of 64 KiB) in 16 to 34 ms.
 """
 
 from typing import Final

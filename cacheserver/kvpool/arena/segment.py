@@ -3,7 +3,7 @@
 
 Memory is reserved with posix_fallocate before anybody maps it, so a full tmpfs is an error that names numbers and never
 a SIGBUS in the middle of a copy. Reserving costs 0.11 s/GiB (pages are taken, not cleared); clearing them happens at
-first touch, 0.74 s/GiB, and the background does that before the first store where it can.
+first touch, 0.74 s/GiB at best, and the background does that before the first store where it can.
 
 A region that gets another owner gets a new data file, too: mappings that clients of the former owner still have go on
 showing the old memory, which nobody uses any more, and can neither read nor change the new owner's chunks.
