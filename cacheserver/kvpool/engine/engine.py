@@ -1,8 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine: every verb of the cache server, without sockets, clocks or files.
 
-All calls come from one thread. ``now_s`` is the server's monotonic time and must not fall. Verbs raise the errors of
-``kvpool.model.errors``; an ``IllegalMove`` out of one is a bug of ours, and nothing was repaired.
+All calls come from one thread. ``now_s`` is the server's monotonic time. Verbs raise the errors of
+``kvpool.model.errors``; beside those that they name:
+
+* NotRegistered: every verb that names a client, if it said no Hello (or, where it matters, did not register);
+* RoleForbidden: lookups and retrieves of a producer, stores of a consumer;
+* InvalidRange: ids, groups, shards, chunks or pieces that nobody registered, asked for or reserved;
+* UnknownLease: a lookup or store id that is not known: it ended, ran out, or never was;
+* LimitExceeded and Busy: what asks for more than the limits of the configuration.
+
+An ``IllegalMove`` out of a verb is a bug of ours; it is counted, and nothing is repaired.
 """
 
 from collections.abc import Sequence
@@ -74,7 +82,6 @@ class Engine:
         """Learn what a client caches and how its bytes move; a second call replaces the first.
 
         Raises:
-            NotRegistered: no Hello.
             LayoutRefused: the layout cannot be kept; the text has the numbers.
             Busy: too many namespaces.
         """
@@ -110,22 +117,11 @@ class Engine:
         digests: bytes | memoryview,
         now_s: float,
     ) -> FoundPrefix:
-        """Find the longest prefix that all *shards* and all groups hold, and pin it for the lookup.
-
-        Raises:
-            NotRegistered, RoleForbidden, LimitExceeded, Busy.
-            InvalidRange: a shard was not registered, digests do not divide into 32 bytes or repeat, or the lookup id
-                is another client's.
-        """
+        """Find the longest prefix that all *shards* and all groups hold, and pin it for the lookup."""
         return self._lookups.lookup(self._client(client_id, now_s), request_id, lookup_id, shards, digests, now_s)
 
     def lookup_status(self, client_id: bytes, lookup_id: bytes, now_s: float) -> FoundPrefix:
-        """Say how a lookup stands now.
-
-        Raises:
-            NotRegistered.
-            UnknownLease: it ended, ran out, never was, or found nothing for good.
-        """
+        """Say how a lookup stands now. One that found nothing for good is over."""
         return self._lookups.status(self._client(client_id, now_s), lookup_id)
 
     def free_lookup(self, client_id: bytes, lookup_id: bytes, first: int, end: int, now_s: float) -> int:
@@ -153,31 +149,18 @@ class Engine:
         """Say for chunks [first, first + n) whether and where they go: ``PLACEMENT`` rows.
 
         A store of which nothing is to be written is over at once.
-
-        Raises:
-            NotRegistered, RoleForbidden, LimitExceeded, Busy.
-            InvalidRange: group, shard, range, parent or digests are wrong, or the store id is in use.
         """
         client = self._client(client_id, now_s)
         return self._stores.prepare(client, store_id, (group, shard, first), parent, digests, now_s)
 
     def begin_write(self, client_id: bytes, store_id: bytes, chunk: int, offset: int, length: int) -> memoryview:
-        """Return the bytes that one piece of a streamed chunk goes to; the copy holds the slot until ``end_write``.
-
-        Raises:
-            NotRegistered, UnknownLease.
-            InvalidRange: the chunk is not to be sent, or the piece does not continue the last one.
-        """
+        """Return the bytes that a streamed piece goes to; the copy holds the slot until ``end_write``."""
         return self._stores.begin_write(self._client(client_id, self._core.now_s), store_id, chunk, offset, length)
 
     def end_write(
         self, client_id: bytes, store_id: bytes, chunk: int, length: int, now_s: float, *, ok: bool = True
     ) -> None:
-        """End the copy of one piece, also after its store or client ended; a chunk with a failed piece is not kept.
-
-        Raises:
-            UnknownLease: no such copy is running.
-        """
+        """End the copy of one piece, also after its store or client ended; a chunk with a failed piece is not kept."""
         self._note(now_s)
         self._stores.end_write(client_id, store_id, chunk, length, ok=ok)
 
@@ -190,7 +173,6 @@ class Engine:
             A disposition a chunk: STORED, ABANDONED, or what ``prepare_store`` said.
 
         Raises:
-            NotRegistered, UnknownLease.
             Malformed: a frame has the wrong length, or the checksum kind is not known.
         """
         answer = self._stores.commit(self._client(client_id, now_s), store_id, complete, checksums, kind)
@@ -202,12 +184,7 @@ class Engine:
     def prepare_retrieve(
         self, client_id: bytes, lookup_id: bytes, group: int, shard: int, first: int, end: int, now_s: float
     ) -> ReadPlan:
-        """Say where chunks [first, end) of a lookup lie; its deadline starts anew.
-
-        Raises:
-            NotRegistered, RoleForbidden, UnknownLease.
-            InvalidRange: the range is not within what was found, or the group or shard was not asked for.
-        """
+        """Say where chunks [first, end) of a lookup lie; its deadline starts anew."""
         client = self._client(client_id, now_s)
         return self._retrieves.prepare(client, lookup_id, (group, shard), first, end, now_s)
 
@@ -222,10 +199,7 @@ class Engine:
         length: int,
         now_s: float,
     ) -> memoryview:
-        """Return one piece of a chunk, read-only; the copy holds the slot until ``end_read``.
-
-        Raises: NotRegistered, RoleForbidden, UnknownLease, InvalidRange.
-        """
+        """Return one piece of a chunk, read-only; the copy holds the slot until ``end_read``."""
         client = self._client(client_id, now_s)
         return self._retrieves.begin_read(client, (lookup_id, group, shard, chunk), offset, length)
 
@@ -240,11 +214,7 @@ class Engine:
         length: int,  # noqa: ARG002
         now_s: float,
     ) -> None:
-        """End the copy of one piece, also after its lookup or client ended.
-
-        Raises:
-            UnknownLease: no such copy is running.
-        """
+        """End the copy of one piece, also after its lookup or client ended."""
         self._note(now_s)
         self._retrieves.end_read((lookup_id, group, shard, chunk))
 
@@ -265,7 +235,6 @@ class Engine:
             VOUCHED or LOST a chunk; all LOST if the lookup ended or ran out.
 
         Raises:
-            NotRegistered, RoleForbidden, LimitExceeded, InvalidRange.
             Malformed: *bad* has the wrong length.
         """
         client = self._client(client_id, now_s)
