@@ -2,6 +2,7 @@
 """The source tree as the architecture tests see it."""
 
 import ast
+import functools
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ class Module:
         return ast.parse(self.text)
 
 
+@functools.cache
 def modules() -> list[Module]:
     """All modules of the shipped packages."""
     return [Module(p) for package in PACKAGES for p in sorted(package.rglob("*.py"))]

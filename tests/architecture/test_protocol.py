@@ -5,6 +5,7 @@ import typing
 from typing import Any, get_args
 
 import msgspec
+import pytest
 from tests.architecture.source import ROOT
 
 from kvpool.model.errors import BY_CODE, CacheError, Refused, Retryable
@@ -59,6 +60,7 @@ def described() -> bytes:
     return msgspec.json.format(msgspec.json.encode(schemas, order="deterministic"), indent=1) + b"\n"
 
 
+@pytest.mark.behaviour("D047")
 def test_the_protocol_is_the_reviewed_one() -> None:
     """A message changed: check that it keeps one release of skew, then `make golden` and review the diff."""
     assert GOLDEN.read_bytes() == described()
