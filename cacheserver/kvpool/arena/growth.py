@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Threads that take the arena's memory in the background, after the server is ready.
 
-First every region is reserved (0.11 s/GiB), then cleared and mapped (0.74 s/GiB and more on one core), in small pieces, so that
-neither a stop nor a region that is needed at once waits long. A region that is needed earlier is reserved by whoever
-formats it.
+First every region is reserved (0.11 s/GiB), then cleared and mapped (0.74 s/GiB and more on one core), in small
+pieces, so that neither a stop nor a region that is needed at once waits long. A region that is needed earlier is
+reserved by whoever formats it.
 """
 
 import threading

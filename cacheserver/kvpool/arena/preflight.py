@@ -19,7 +19,7 @@ from kvpool.config import L1Config
 __all__ = ["OVERHEAD_BYTES", "Machine", "check_folder", "check_memory", "memory_limit", "real_machine"]
 
 OVERHEAD_BYTES: Final = 256 << 20
-"""What the server's process takes beside the arena; measured 59 MiB with all modules loaded, the rest is for the index and requests."""
+"""What the server's process takes beside the arena: 59 MiB with all modules loaded, then index and requests."""
 
 _FILES_BESIDE: Final = 256
 """Descriptors for sockets and logs, beside two mappings a region."""
