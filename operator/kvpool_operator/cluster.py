@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The API server as the operator uses it: live reads, authoritative lists, server-side apply; its errors become ours.
+
+The only door to the official client. Everything here runs on one event loop.
+"""
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+import aiohttp
+from kubernetes.aio.client import ApiClient
+from kubernetes.aio.client.exceptions import ApiException
+
+from kvpool_operator.errors import Absent, Busy, Conflict, Forbidden, OperatorError, Rejected
+
+__all__ = [
+    "CHILDREN",
+    "CHILD_MANAGER",
+    "CONTROLLER_REVISIONS",
+    "EVENTS",
+    "LEASES",
+    "NODES",
+    "PODS",
+    "POOLS",
+    "RUNTIME_CLASSES",
+    "SECRETS",
+    "STATUS_MANAGER",
+    "Cluster",
+    "Kind",
+]
+
+CHILD_MANAGER: Final = "kvpool-operator"
+STATUS_MANAGER: Final = "kvpool-operator-status"
+"""Field managers; never with a version or a pod's name in them, or fields would be held for ever."""
+
+_PAGE: Final = 500
+_REQUEST_S: Final = 30.0
+_METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
+_GONE: Final = 410
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of object and its place in the API."""
+
+    api_version: str
+    kind: str
+    plural: str
+    namespaced: bool = True
+
+    def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
+        """Path of a collection, an object, or a part of it."""
+        root = f"/apis/{self.api_version}" if "/" in self.api_version else f"/api/{self.api_version}"
+        middle = f"/namespaces/{quote(namespace)}" if self.namespaced and namespace else ""
+        end = (f"/{quote(name)}" if name else "") + (f"/{subresource}" if subresource else "")
+        return f"{root}{middle}/{self.plural}{end}"
+
+
+POOLS: Final = Kind("kvpool.dev/v1alpha1", "KVCachePool", "kvcachepools")
+PODS: Final = Kind("v1", "Pod", "pods")
+NODES: Final = Kind("v1", "Node", "nodes", namespaced=False)
+SECRETS: Final = Kind("v1", "Secret", "secrets")
+EVENTS: Final = Kind("events.k8s.io/v1", "Event", "events")
+LEASES: Final = Kind("coordination.k8s.io/v1", "Lease", "leases")
+RUNTIME_CLASSES: Final = Kind("node.k8s.io/v1", "RuntimeClass", "runtimeclasses", namespaced=False)
+CONTROLLER_REVISIONS: Final = Kind("apps/v1", "ControllerRevision", "controllerrevisions")
+CHILDREN: Final = {
+    k.kind: k
+    for k in (
+        Kind("v1", "ConfigMap", "configmaps"),
+        Kind("v1", "Service", "services"),
+        Kind("apps/v1", "DaemonSet", "daemonsets"),
+        Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"),
+        Kind("resource.k8s.io/v1", "ResourceClaimTemplate", "resourceclaimtemplates"),
+        Kind("monitoring.coreos.com/v1", "PodMonitor", "podmonitors"),
+        Kind("monitoring.coreos.com/v1", "PrometheusRule", "prometheusrules"),
+    )
+}
+"""Kinds of which a pool owns objects that are applied; its Secret is only ever created."""
+
+
+class Cluster:
+    """One connection to an API server."""
+
+    def __init__(self, api: ApiClient) -> None:
+        self._api = api
+
+    async def apply(self, body: Mapping[str, Any], *, manager: str = CHILD_MANAGER, dry_run: bool = False) -> Any:
+        """Apply *body*, one of a pool's children, and take over its fields; returns the stored object.
+
+        Raises:
+            Rejected, Forbidden, Busy, Conflict: see there.
+            Absent: its kind or namespace does not exist.
+        """
+        kind, metadata = CHILDREN[body["kind"]], body["metadata"]
+        path = kind.path(metadata["namespace"], metadata["name"])
+        return await self._apply(path, body, manager, dry_run=dry_run)
+
+    async def apply_status(self, namespace: str, name: str, status: Mapping[str, Any]) -> Any:
+        """Write the status of a pool, whole.
+
+        Raises:
+            Absent: the pool is gone.
+            Rejected, Forbidden, Busy, Conflict: see there.
+        """
+        body = {
+            "apiVersion": POOLS.api_version,
+            "kind": POOLS.kind,
+            "metadata": {"name": name, "namespace": namespace},
+            "status": status,
+        }
+        return await self._apply(POOLS.path(namespace, name, "status"), body, STATUS_MANAGER)
+
+    async def create(self, kind: Kind, namespace: str, body: Mapping[str, Any], *, dry_run: bool = False) -> bool:
+        """Create *body*; False if one of its name is there already.
+
+        Raises:
+            Rejected, Forbidden, Busy, Absent: see there.
+        """
+        query = {"fieldManager": CHILD_MANAGER} | ({"dryRun": "All"} if dry_run else {})
+        try:
+            await self._call("POST", kind.path(namespace), query, body=body)
+        except Conflict:
+            return False
+        return True
+
+    async def replace(self, kind: Kind, body: Mapping[str, Any]) -> Any:
+        """Write *body* over the version of it that was read.
+
+        Raises:
+            Conflict: somebody else wrote in between.
+            Absent, Rejected, Forbidden, Busy: see there.
+        """
+        metadata = body["metadata"]
+        return await self._call("PUT", kind.path(metadata.get("namespace", ""), metadata["name"]), {}, body=body)
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Any:
+        """Read one object, live.
+
+        Raises:
+            Absent: there is none.
+            Forbidden, Busy: see there.
+        """
+        return await self._call("GET", kind.path(namespace, name), {})
+
+    async def read(self, path: str) -> str:
+        """Read what is no object, such as the token issuer's keys.
+
+        Raises:
+            Absent, Forbidden, Busy: see there.
+        """
+        return await self._text("GET", path, {}, {"Accept": "application/json, */*"})
+
+    async def list(
+        self, kind: Kind, namespace: str = "", labels: str = "", *, metadata_only: bool = False
+    ) -> list[dict[str, Any]]:
+        """Read all objects of *kind* that *labels* selects, page by page, from the API server itself.
+
+        Raises:
+            Absent: the kind does not exist.
+            Forbidden, Busy: see there; a list that grew stale half-way is Busy, too.
+        """
+        accept = _METADATA_ONLY if metadata_only else "application/json"
+        return [item async for item in self._pages(kind.path(namespace), labels, accept)]
+
+    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> bool:
+        """Delete the object if it still is the one with *uid*; False if it is gone or another.
+
+        Raises:
+            Forbidden, Busy: see there.
+        """
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+        try:
+            await self._call("DELETE", kind.path(namespace, name), {}, body=body)
+        except (Absent, Conflict):
+            return False
+        return True
+
+    async def kinds(self, group_version: str) -> frozenset[str]:
+        """Kinds that exist in *group_version*; none if the group does not.
+
+        Raises:
+            Forbidden, Busy: see there.
+        """
+        try:
+            found = await self._call("GET", f"/apis/{group_version}", {})
+        except Absent:
+            return frozenset()
+        return frozenset(r["kind"] for r in found["resources"] if "/" not in r["name"])
+
+    async def _apply(self, path: str, body: Mapping[str, Any], manager: str, *, dry_run: bool = False) -> Any:
+        query = {"fieldManager": manager, "force": "true"} | ({"dryRun": "All"} if dry_run else {})
+        return await self._call("PATCH", path, query, body=body, content="application/apply-patch+yaml")
+
+    async def _pages(self, path: str, labels: str, accept: str) -> AsyncIterator[dict[str, Any]]:
+        query = {"limit": str(_PAGE), **({"labelSelector": labels} if labels else {})}
+        while True:
+            page = await self._call("GET", path, query, accept=accept)
+            for item in page.get("items") or ():
+                yield item
+            following = page["metadata"].get("continue")
+            if not following:
+                return
+            query = {**query, "continue": following}
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        *,
+        body: Mapping[str, Any] | None = None,
+        content: str = "application/json",
+        accept: str = "application/json",
+    ) -> Any:
+        return json.loads(await self._text(method, path, query, {"Content-Type": content, "Accept": accept}, body))
+
+    async def _text(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        headers: dict[str, str],
+        body: Mapping[str, Any] | None = None,
+    ) -> str:
+        call = f"{method} {path}"
+        try:
+            _, url, signed, _, _ = await self._api.param_serialize(
+                method, path, header_params=headers, auth_settings=["BearerToken"]
+            )
+            url += f"?{urlencode(query)}" if query else ""
+            rest: Any = self._api.rest_client
+            answer = await rest.request(method, url, headers=signed, body=body, _request_timeout=_REQUEST_S)
+            data: bytes = await answer.read()
+        except (TimeoutError, aiohttp.ClientError, OSError) as e:
+            raise Busy(f"{call}: {type(e).__name__}: {e}") from e
+        except ApiException as e:
+            raise _ours(call, e.status, e.body, e.headers) from e
+        if not 200 <= answer.status <= 299:  # noqa: PLR2004 - the statuses that mean success
+            raise _ours(call, answer.status, data, answer.headers)
+        return data.decode()
+
+
+_BY_STATUS: Final[dict[int, type[OperatorError]]] = {
+    400: Rejected,
+    401: Busy,  # the token was renewed under us; the next call reads the new one
+    403: Forbidden,
+    404: Absent,
+    405: Absent,
+    409: Conflict,
+    _GONE: Busy,
+    413: Rejected,
+    415: Rejected,
+    422: Rejected,
+}
+
+
+def _ours(call: str, status: int | None, body: object, headers: Mapping[str, str] | None) -> OperatorError:
+    """The error that says what to do; everything unknown counts as passing."""
+    message = f"{call}: {status}: {_message(body)}"
+    kind = _BY_STATUS.get(status or 0, Busy)
+    if kind is Busy:
+        return Busy(message, _retry_after(headers or {}))
+    return kind(message)
+
+
+def _message(body: object) -> str:
+    """The API server's own words, cut to a length for people."""
+    text = body.decode(errors="replace") if isinstance(body, bytes) else str(body or "")
+    with contextlib.suppress(json.JSONDecodeError, AttributeError):
+        text = str(json.loads(text).get("message", text))
+    return text[:500]
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    text = headers.get("Retry-After", "")
+    return float(text) if text.isdigit() else None
