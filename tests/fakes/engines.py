@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+from tests.fakes.arena import PAGE, MemoryArena
 
 from kvpool.config import L1Config, LeaseConfig, LimitConfig, ServerConfig
 from kvpool.engine.engine import Engine
@@ -15,7 +16,6 @@ from kvpool.engine.ports import Arena, Tier
 from kvpool.model.checksum import PREFERRED, checksum
 from kvpool.model.identity import ClientKind, GroupKind, GroupSpec, Mode, Namespace, Role
 from kvpool.model.slots import Disposition
-from tests.fakes.arena import PAGE, MemoryArena
 
 FULL = (GroupSpec(kind=GroupKind.FULL, shard_bytes=PAGE),)
 
@@ -90,9 +90,7 @@ class FakeClient:
         store_id: bytes | None = None,
     ) -> tuple[bytes, NDArray[np.void]]:
         store_id = store_id or fresh_id()
-        rows = self.engine.prepare_store(
-            self.client_id, "r", store_id, group, shard, first, parent, keys, now_s
-        )
+        rows = self.engine.prepare_store(self.client_id, "r", store_id, group, shard, first, parent, keys, now_s)
         return store_id, rows
 
     def write(self, rows: NDArray[np.void], payload: bytes) -> bytes:
@@ -153,6 +151,4 @@ class FakeClient:
         now_s: float = 0.0,
     ) -> list[int]:
         marks = np.array(bad if bad is not None else [0] * (end - first), dtype=np.uint8)
-        return self.engine.commit_retrieve(
-            self.client_id, lookup_id, group, shard, first, end, marks, now_s
-        ).tolist()
+        return self.engine.commit_retrieve(self.client_id, lookup_id, group, shard, first, end, marks, now_s).tolist()

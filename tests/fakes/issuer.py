@@ -34,9 +34,7 @@ def jwk(key, kid, **extra):
 
 
 def public_pem(key):
-    return key.public_key().public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
+    return key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 class TestIssuer:

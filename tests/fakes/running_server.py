@@ -41,7 +41,7 @@ class Running:
     def run(self):
         try:
             self.server.run()
-        except Exception as e:
+        except Exception as e:  # noqa: BLE001 - the end of the block reports it
             self.failure = e
 
     def connect(self, **options):
@@ -59,7 +59,7 @@ class Running:
         return self.ask(lambda: self.server.parts.numbers.published()[key])
 
     def numbers(self):
-        return self.ask(lambda: self.server.parts.engine.numbers())
+        return self.ask(self.server.parts.engine.numbers)
 
 
 @contextmanager

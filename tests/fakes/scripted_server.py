@@ -182,10 +182,9 @@ class ScriptedServer:
         with self._news:
             rules = self._rules.get(type(request))
             rule = rules.pop(0) if rules else None
-        self._apply(rule, sender, envelope, request, frames[2:])
-        with self._news:
             self.seen.append(request)
             self._news.notify_all()
+        self._apply(rule, sender, envelope, request, frames[2:])
         return True
 
     def _apply(self, rule, sender, envelope, request, frames):

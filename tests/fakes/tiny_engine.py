@@ -116,8 +116,8 @@ class TinyEngine:
         return m.Prepared(write=int((rows["disposition"] == Disposition.WRITE).sum())), [rows.tobytes()]
 
     def _writechunk(self, client, request, frames):
-        _, _, rows = self._store_of(client, request)
-        begin = int(rows[request.chunk]["offset"]) + request.offset
+        prepared, _, rows = self._store_of(client, request)
+        begin = int(rows[request.chunk - prepared.first]["offset"]) + request.offset
         self.memory[begin : begin + len(frames[0])] = bytes(frames[0])
         return m.Wrote(), []
 
