@@ -12,8 +12,8 @@ UV_VERSION := 0.13.9
 STAMP := $(VENV)/.installed
 PYTEST := $(PY) -m pytest
 # Folders of tests that need a machine, a cluster or an engine of their own; each has its own target.
-APART := --ignore=tests/engine --ignore=tests/gpu --ignore=tests/cluster --ignore=tests/torture
-TORTURE_SECONDS ?= 30
+APART := --ignore=tests/engine --ignore=tests/gpu --ignore=tests/cluster
+TORTURE_OPS ?= 20000
 RESULT ?= build/bench.json
 
 .PHONY: help setup lock demo test check lint types imports generate golden changes-check \
@@ -77,8 +77,8 @@ test-engine: setup ## tests with a real vLLM on CPU (its environment is installe
 test-gpu: setup ## tests on a CUDA device; skipped without one
 	@if nvidia-smi -L >/dev/null 2>&1; then $(PYTEST) tests/gpu -q; else echo "test-gpu: no CUDA device, skipped"; fi
 
-torture: setup ## random clients, kills and faults against one server; TORTURE_SECONDS=30
-	KVPOOL_TORTURE_SECONDS=$(TORTURE_SECONDS) $(PYTEST) tests/torture -q
+torture: setup ## random operations with deaths, stalls and crashes, every byte checked; TORTURE_OPS=1000000
+	$(PY) -m tests.property.index_machine --ops $(TORTURE_OPS)
 
 bench: setup ## measure the control plane and judge it by benchmarks/bars.toml
 	mkdir -p $(dir $(RESULT))
