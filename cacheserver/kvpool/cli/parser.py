@@ -101,19 +101,19 @@ def _bench(parser: argparse.ArgumentParser) -> None:
     )
     control.set_defaults(module="kvpool.cli.bench.control")
     _connection(control)
-    number = {"type": int, "metavar": "N"}
     control.add_argument("--cells", metavar="NAMES", help="only these, separated by commas (default: all)")
-    control.add_argument("--tokens", **number, default=131072, help="tokens of one request (default: 131072)")  # type: ignore[arg-type]
-    control.add_argument("--clients", **number, default=3, help="processes that make load (default: 3)")  # type: ignore[arg-type]
-    control.add_argument(
-        "--seconds", type=float, metavar="S", default=5.0, help="length of each timed cell (default: 5)"
-    )
+    _number(control, "--tokens", 131072, "tokens of one request")
+    _number(control, "--clients", 3, "processes that make load")
+    control.add_argument("--seconds", type=float, metavar="S", default=5.0, help="length of a timed cell (default: 5)")
     control.add_argument("--shard-bytes", metavar="SIZE", default="256KiB", help="bytes of one chunk (default: 256KiB)")
     control.add_argument(
         "--restart-bytes", metavar="SIZE", default="1GiB", help="L1 of the restart cell (default: 1GiB)"
     )
-    control.add_argument("--seed", **number, default=1, help="seed of tokens and bytes (default: 1)")  # type: ignore[arg-type]
-    control.add_argument(
-        "--directory", metavar="DIR", help="folder on a tmpfs for the own server's memory (default: /dev/shm)"
-    )
+    _number(control, "--metadata-chunks", 65536, "chunks of the metadata cell")
+    _number(control, "--seed", 1, "seed of tokens and bytes")
+    control.add_argument("--directory", metavar="DIR", help="folder on a tmpfs for own servers (default: /dev/shm)")
     control.add_argument("--json", metavar="FILE", help="also write the results, with facts of the machine")
+
+
+def _number(parser: argparse.ArgumentParser, option: str, default: int, text: str) -> None:
+    parser.add_argument(option, type=int, metavar="N", default=default, help=f"{text} (default: {default})")

@@ -11,6 +11,7 @@ import msgspec
 
 from kvpool.cli.bench.client import BenchClient
 from kvpool.cli.bench.context import Context
+from kvpool.cli.bench.options import LEAST_RESTART_BYTES, METADATA_ROUND
 from kvpool.cli.bench.own_server import OwnServer
 from kvpool.cli.bench.payload import Chain
 from kvpool.cli.bench.results import Cell, spread
@@ -19,8 +20,6 @@ from kvpool.cli.errors import Failure
 __all__ = ["metadata", "resident_metadata_bytes", "restart"]
 
 METADATA_SHARD_BYTES: Final = 4096
-METADATA_CHUNKS: Final = 1 << 16
-METADATA_ROUND: Final = 512
 RESTART_ROUNDS: Final = 3
 FILL_TO: Final = 0.9
 """Share of L1 that is filled before the restart: below where the background evicts."""
@@ -36,19 +35,21 @@ def metadata(c: Context) -> list[Cell]:
     options = msgspec.structs.replace(
         c.options, tokens=METADATA_ROUND * c.chunk_tokens, shard_bytes=METADATA_SHARD_BYTES
     )
-    size = 2 * METADATA_CHUNKS * METADATA_SHARD_BYTES
+    rounds = c.options.metadata_chunks // METADATA_ROUND
+    chunks = rounds * METADATA_ROUND
+    size = max(2 * chunks * METADATA_SHARD_BYTES, LEAST_RESTART_BYTES)
     with OwnServer(size, memory=c.memory) as own:
         small = replace(c, options=options, config=own.client, own=own)
         with small.client() as client:
             first = small.new_chain()
             client.store(first, "metadata-first")  # what grows once, grows here
             before = resident_metadata_bytes(own.pid)
-            for i in range(METADATA_CHUNKS // METADATA_ROUND):
+            for i in range(rounds):
                 client.store(small.new_chain(), f"metadata-{i}")
             grown = resident_metadata_bytes(own.pid) - before
             compared = client.load(first, "metadata-compare").compared_bytes
-    what = f"growth of the server's own and header memory over {METADATA_CHUNKS} chunks"
-    value = grown / METADATA_CHUNKS
+    what = f"growth of the server's own and header memory over {chunks} chunks"
+    value = grown / chunks
     return [Cell(name="metadata", what=what, unit="B/chunk", value=value, compared_bytes=compared)]
 
 

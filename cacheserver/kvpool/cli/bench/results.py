@@ -83,7 +83,7 @@ def table(cells: Sequence[Cell]) -> str:
 def _row(c: Cell) -> tuple[str, ...]:
     if c.value is None:
         return (c.name, "-", "-", "-", c.unit, "0", "-", f"not measured: {c.skipped}")
-    compared = f"{c.compared_bytes / 2**20:.0f} MiB"
+    compared = f"{c.compared_bytes / 2**20:.1f} MiB"
     if c.spread is None:
         return (c.name, _short(c.value), "-", "-", c.unit, "1", compared, c.what)
     s = c.spread
