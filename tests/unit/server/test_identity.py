@@ -4,7 +4,6 @@
 import hashlib
 import hmac
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -193,9 +192,7 @@ def test_issuers_keys_are_not_mixed(tmp_path):
     evil = TestIssuer(tmp_path / "b", "https://b.test")
     evil.keys = {"rsa-1": rsa_key("evil")}
     evil.publish()
-    config = token_config(
-        good, issuers=tuple(Issuer(issuer=i.issuer, keys_file=i.keys_file) for i in (good, evil))
-    )
+    config = token_config(good, issuers=tuple(Issuer(issuer=i.issuer, keys_file=i.keys_file) for i in (good, evil)))
 
     assert authenticator(config).check(evil.token(), NOW).tenant == "team-a"
     assert "signature" in refusal(config, evil.token(iss=good.issuer))
@@ -219,7 +216,7 @@ def test_damaged_key_file_keeps_the_former_keys_and_warns(issuer, damage):
     if damage == "broken":
         Path(issuer.keys_file).write_text('{"keys": [')
     else:
-        os.unlink(issuer.keys_file)
+        Path(issuer.keys_file).unlink()
 
     with capture_logs() as logs:
         assert known.check(issuer.token(), NOW).tenant == "team-a"
@@ -242,12 +239,12 @@ def test_damaged_key_file_keeps_the_former_keys_and_warns(issuer, damage):
 def test_key_set_without_a_usable_key_stops_the_start(issuer, keys):
     Path(issuer.keys_file).write_text(keys)
 
-    with pytest.raises(CredentialError, match="keys.json"):
+    with pytest.raises(CredentialError, match=r"keys\.json"):
         authenticator(token_config(issuer))
 
 
 def test_missing_key_file_stops_the_start(issuer):
-    os.unlink(issuer.keys_file)
+    Path(issuer.keys_file).unlink()
 
     with pytest.raises(CredentialError, match="mount the file"):
         authenticator(token_config(issuer))
