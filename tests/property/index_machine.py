@@ -11,6 +11,7 @@ retrieve vouches for must be, byte by byte, a complete write of exactly that chu
 import argparse
 import random
 import struct
+import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -267,7 +268,7 @@ class Machine:
                 marks = np.ones(len(rows), dtype=np.uint8)
                 answer = self.engine.commit_store(proc.client.client_id, store_id, marks, b"", 0, self.now_s)
                 for row in np.flatnonzero(answer == Disposition.STORED).tolist():
-                    self._stored(proc, store, row)
+                    self._stored(store, row)
 
     def op_write(self) -> None:
         """A client puts bytes where it was told to, however late that is."""
@@ -344,9 +345,9 @@ class Machine:
             return  # cut off: it has confirmed nothing
         proc.stores = [s for s in proc.stores if s is not store or s.copies]
         for row in np.flatnonzero(answer == Disposition.STORED).tolist():
-            self._stored(proc, store, row)
+            self._stored(store, row)
 
-    def _stored(self, proc: Proc, store: OpenStore, row: int) -> None:
+    def _stored(self, store: OpenStore, row: int) -> None:
         assert store.sent[row] == store.rows["length"][row], "a chunk was kept whose bytes never all came"
         assert row not in store.__dict__.get("torn", ()), "a chunk was kept although a copy of it failed"
         key = self._key(store, row)
@@ -616,16 +617,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=None)
     options = parser.parse_args()
     seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
-    print(f"seed {seed}", flush=True)
+    sys.stdout.write(f"seed {seed}\n")
+    sys.stdout.flush()
     machine = Machine(seed)
     began_s = time.perf_counter()
     machine.run(options.ops)
     took_s = time.perf_counter() - began_s
     for name, count in sorted(machine.counts.items()):
-        print(f"{count:10d} {name}")
-    print(
-        f"{options.ops} operations in {took_s:.1f} s, {options.ops / took_s:.0f} a second, wrong bytes: 0, seed {seed}"
-    )
+        sys.stdout.write(f"{count:10d} {name}\n")
+    rate = options.ops / took_s
+    sys.stdout.write(f"{options.ops} operations in {took_s:.1f} s, {rate:.0f} a second, wrong bytes: 0, seed {seed}\n")
 
 
 if __name__ == "__main__":
