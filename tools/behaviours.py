@@ -72,7 +72,9 @@ def marks() -> dict[str, list[str]]:
         command += ["-p", "no:cacheprovider", "-p", "tools.behaviour_marks", "--behaviour-marks", str(target)]
         result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if result.returncode or not target.exists():
-            raise SystemExit(f"the tests cannot be collected:\n{result.stdout[-4000:]}{result.stderr[-2000:]}")
+            # The names of all tests come first; what went wrong stands behind them.
+            _, _, errors = result.stdout.partition(" ERRORS ")
+            raise SystemExit(f"the tests cannot be collected:\n{errors[-4000:]}{result.stderr[-2000:]}")
         found: dict[str, list[str]] = json.loads(target.read_text())
         return found
 
