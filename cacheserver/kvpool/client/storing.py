@@ -5,7 +5,7 @@ import logging
 import os
 import threading
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,6 +98,10 @@ class Storing:
     def _transfer(self) -> None:
         """Send what the server wants and commit what got there; what did not is given back by the same commit."""
         rows = self._rows()
+        if rows is not None and not (rows["disposition"] == Disposition.WRITE).any():
+            # The server keeps no store of which nothing is to be written: there is nothing to commit.
+            self._count(rows["disposition"])
+            return
         try:
             if rows is not None:
                 self._send(rows)
@@ -121,7 +125,7 @@ class Storing:
         if self._mode is Mode.CLIENT_MOVED:
             writer = MappedWriter(self._copying)
         else:
-            writer = StreamedWriter(self._copying, self._store_id)
+            writer = StreamedWriter(self._copying, self._store_id, self.job.first)
         try:
             for chunk in np.flatnonzero(rows["disposition"] == Disposition.WRITE).tolist():
                 digest = writer.put(chunk, rows[chunk], partial(self._gather, chunk))
@@ -158,6 +162,9 @@ class Storing:
             self._ledger.count("chunks_store_lost", int((rows["disposition"] == Disposition.WRITE).sum()))
             log.debug("store of %s lost: %s", self.job.request_id, e)
             return
+        self._count(ends)
+        self._ledger.count("bytes_stored", int(rows["length"][ends == Disposition.STORED].sum()))
+
+    def _count(self, ends: NDArray[Any]) -> None:
         for value, amount in zip(*np.unique(ends, return_counts=True), strict=True):
             self._ledger.count(f"chunks_{_NAMES.get(int(value), 'unknown')}", int(amount))
-        self._ledger.count("bytes_stored", int(rows["length"][ends == Disposition.STORED].sum()))

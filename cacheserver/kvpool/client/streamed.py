@@ -22,9 +22,11 @@ __all__ = ["StreamedReader", "StreamedWriter"]
 class StreamedWriter:
     """A Writer over the bulk connection."""
 
-    def __init__(self, errand: Errand, store_id: bytes) -> None:
+    def __init__(self, errand: Errand, store_id: bytes, first: int) -> None:
+        """Write chunks that count from *first* in the token sequence."""
         self._errand = errand
         self._store_id = store_id
+        self._first = first
         self._under_way: deque[tuple[int, list[Call[Wrote]], bytearray]] = deque()
         self._spare: list[bytearray] = []
         self._failed: set[int] = set()
@@ -38,7 +40,9 @@ class StreamedWriter:
         digest = checksum(view)
         calls = [
             self._errand.ask(
-                WriteChunk(store_id=self._store_id, chunk=chunk, offset=offset), (view[offset:end],), bulk=True
+                WriteChunk(store_id=self._store_id, chunk=self._first + chunk, offset=offset),
+                (view[offset:end],),
+                bulk=True,
             )
             for offset, end in _pieces(length, self._errand.limits)
         ]

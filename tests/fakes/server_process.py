@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real cache server in its own process, on a folder of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class ServerProcess:
+    """Starts ``kvpool server``; the same folder keeps its segments over restarts."""
+
+    def __init__(self, folder: Path, *, size_bytes: int = 64 << 20, **sections) -> None:
+        self.folder = folder
+        self.path = str(folder / "kvpool.sock")
+        self.address = f"ipc://{self.path}"
+        self.config = {
+            "chunk_tokens": 16,
+            "drain_s": 0.5,
+            "listen": {"socket_path": self.path},
+            "l1": {"size_bytes": size_bytes, "directory": str(folder / "l1"), "allow_disk": True, "verify_loads": 1.0},
+            "leases": {"heartbeat_s": 0.2, "client_silent_s": 1.0},
+            "http": {"operations_host": ""},
+        }
+        for name, section in sections.items():
+            self.config[name] = self.config.get(name, {}) | section
+        self._process: subprocess.Popen | None = None
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *exc):
+        self.kill()
+
+    def start(self) -> None:
+        """Start; clients find it as soon as it listens."""
+        file = self.folder / "server.json"
+        file.write_text(json.dumps(self.config))
+        with (self.folder / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "kvpool.cli.main", "server", "--config", str(file)],
+                stdout=log,
+                stderr=log,
+                env=os.environ | {"PYTHONPATH": str(ROOT / "cacheserver")},
+            )
+
+    def kill(self) -> None:
+        """SIGKILL; idempotent."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(10)
+            self._process = None
+
+    def terminate(self) -> int:
+        """SIGTERM and wait; returns the exit code."""
+        assert self._process is not None
+        self._process.terminate()
+        code = self._process.wait(10)
+        self._process = None
+        return code
+
+    def stop(self) -> None:
+        """SIGSTOP."""
+        os.kill(self._process.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        os.kill(self._process.pid, signal.SIGCONT)
+
+    def restart(self) -> None:
+        """Kill and start again on the same folder."""
+        self.kill()
+        self.start()
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "server.log").read_text()

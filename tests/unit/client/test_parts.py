@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The client's smaller parts: gate, mappings, descriptors, lanes, ledger."""
+
+import os
+import threading
+from pathlib import Path
+from time import monotonic
+
+import pytest
+from tests.fakes.clients import until
+from tests.fakes.scripted_server import ScriptedServer
+
+from kvpool.client.descriptors import Descriptors
+from kvpool.client.gate import CopyGate
+from kvpool.client.lane import Lane
+from kvpool.client.ledger import Ledger
+from kvpool.client.segments import Segments
+from kvpool.model import errors
+
+REGION = 1 << 16
+
+
+# --- the gate
+
+
+def test_the_gate_lets_in_only_the_open_session():
+    gate = CopyGate(lambda: None)
+    with pytest.raises(errors.StaleBoot), gate.copying(1):
+        pass
+
+    gate.open(1)
+    with gate.copying(1):
+        assert not gate.idle()
+    with pytest.raises(errors.StaleBoot), gate.copying(2):
+        pass
+    assert gate.idle()
+
+
+def test_the_last_copy_out_of_a_shut_gate_tells():
+    told = []
+    gate = CopyGate(lambda: told.append(gate.idle()))
+    gate.open(1)
+
+    with gate.copying(1), gate.copying(1):
+        gate.shut()
+        with pytest.raises(errors.StaleBoot), gate.copying(1):
+            pass
+        assert not told
+
+    assert told == [True]
+
+
+# --- mappings
+
+
+@pytest.fixture
+def memory():
+    descriptor = os.memfd_create("region")
+    os.ftruncate(descriptor, REGION)
+    yield descriptor
+    os.close(descriptor)
+
+
+@pytest.fixture
+def fetched(memory):
+    """What was asked of the server, and Segments that ask."""
+    asked = []
+
+    def fetch(region, *, writable):
+        asked.append((region, writable))
+        flags = os.O_RDWR if writable else os.O_RDONLY
+        return os.open(f"/proc/self/fd/{memory}", flags | os.O_CLOEXEC), REGION
+
+    return asked, Segments(fetch)
+
+
+def mappings():
+    return [part for part in Path("/proc/self/smaps").read_text().split("\n7") if "memfd:region" in part]
+
+
+def test_a_region_is_mapped_once_and_read_only_until_it_is_written(fetched):
+    asked, segments = fetched
+
+    first = segments.reading(7, 0, 16)
+    segments.reading(7, 16, 16)
+    assert asked == [(7, False)]
+    assert first.readonly
+
+    segments.writing(7, 0, 4)[:] = b"abcd"
+    assert asked == [(7, False), (7, True)]
+    assert bytes(first[:4]) == b"abcd"
+    assert segments.reading(7, 0, 4).readonly
+
+
+def test_mappings_are_not_inherited_by_a_fork_and_go_when_dropped(fetched):
+    _, segments = fetched
+    view = segments.writing(0, 0, 16)
+    assert all(" dc" in part for part in mappings()), "VmFlags has dontcopy"
+    assert len(mappings()) == 1
+
+    segments.drop()
+    assert len(mappings()) == 1, "a copy still has a view"
+    view[:] = bytes(16)
+    del view
+
+    assert not mappings()
+
+
+@pytest.mark.parametrize(("offset", "length"), [(REGION, 1), (0, REGION + 1), (1 << 40, 8)])
+def test_a_place_outside_of_its_region_is_refused(fetched, offset, length):
+    with pytest.raises(errors.InvalidRange):
+        fetched[1].reading(0, offset, length)
+
+
+def test_a_region_shorter_than_promised_is_refused(memory):
+    def fetch(region, *, writable):
+        return os.dup(memory), REGION * 2
+
+    segments = Segments(fetch)
+
+    with pytest.raises(errors.ServerUnavailable):
+        segments.reading(0, 0, 1)
+
+
+# --- the descriptor socket
+
+
+def test_descriptors_come_from_the_server_of_the_same_boot(tmp_path):
+    with ScriptedServer(tmp_path) as server:
+        path = server.path + ".fd"
+        descriptors = Descriptors(path, bytes(16), server.boot_id, 1.0)
+        descriptor, length = descriptors.fetch(0, writable=False)
+        assert os.fstat(descriptor).st_size == length
+        os.close(descriptor)
+        descriptors.close()
+
+        with pytest.raises(errors.StaleBoot):
+            Descriptors(path, bytes(16), bytes(16), 1.0)
+
+
+def test_a_server_that_is_gone_is_unavailable_also_on_the_descriptor_socket(tmp_path):
+    with ScriptedServer(tmp_path) as server:
+        descriptors = Descriptors(server.path + ".fd", bytes(16), server.boot_id, 1.0)
+        server.stop()
+
+        with pytest.raises(errors.ServerUnavailable):
+            descriptors.fetch(0, writable=True)
+        descriptors.close()
+    with pytest.raises(errors.ServerUnavailable):
+        Descriptors(str(tmp_path / "nothing"), bytes(16), bytes(16), 1.0)
+
+
+# --- lanes
+
+
+class Step:
+    """Work that a test makes due."""
+
+    def __init__(self, name, log):
+        self.name, self.log, self.due = name, log, False
+
+    def due_in_s(self, _now_s):
+        return 0.0 if self.due else 30.0
+
+    def run(self):
+        self.log.append(self.name)
+        if self.name == "raises":
+            raise ZeroDivisionError("made up")
+
+
+def test_a_lane_runs_what_is_due_first_and_survives_exceptions(caplog):
+    log: list[str] = []
+    lane = Lane("lane", 10)
+    waits, raises, goes = Step("waits", log), Step("raises", log), Step("goes", log)
+    raises.due = goes.due = True
+    for step in (waits, raises, goes):
+        assert lane.add(step)
+    until(lambda: log == ["raises", "goes"])
+
+    waits.due = True
+    lane.kick()
+
+    until(lambda: len(log) == 3)
+    assert lane.close() == []
+    assert lane.join(5)
+    assert not lane.add(goes)
+
+
+def test_a_lane_is_bounded_and_gives_back_what_it_did_not_run():
+    log: list[str] = []
+    lane = Lane("lane", 2)
+    steps = [Step(str(i), log) for i in range(4)]
+
+    assert [lane.add(step) for step in steps] == [True, True, False, False]
+    assert lane.withdraw(lambda step: step.name == "0") == ([steps[0]], None)
+    assert lane.add(steps[2])
+    assert lane.close() == [steps[1], steps[2]]
+    assert lane.join(5)
+    assert log == []
+
+
+# --- the ledger
+
+
+def test_the_ledger_counts_jobs_and_tells_each_end_once():
+    ledger = Ledger()
+    ledger.begin_store("a")
+    ledger.begin_store("a")
+    ledger.begin_load("b")
+    ledger.end_store("a")
+    assert ledger.take() == ledger.take()
+    assert ledger.has_stores("a")
+
+    ledger.end_store("a")
+    ledger.end_load("b", frozenset({3}))
+    ended = ledger.take()
+
+    assert (ended.stored, ended.loaded) == (frozenset({"a"}), {"b": frozenset({3})})
+    assert not ledger.take().stored
+    assert not ledger.has_stores("a")
+
+
+def test_the_ledger_holds_under_many_threads():
+    ledger = Ledger()
+    stored: list[str] = []
+
+    def run(number):
+        for i in range(200):
+            ledger.begin_store(f"{number}-{i}")
+            ledger.end_store(f"{number}-{i}")
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    ends_s = monotonic() + 10
+    while len(stored) < 800 and monotonic() < ends_s:
+        stored += ledger.take().stored
+    for thread in threads:
+        thread.join(5)
+
+    assert sorted(stored) == sorted(f"{n}-{i}" for n in range(4) for i in range(200))
