@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+from tests.fakes.arena import MemoryArena
 from tests.fakes.arenas_on_disk import MIB, small_config
 
 from kvpool.arena.opening import open_arena
@@ -31,4 +32,15 @@ def shm_arena_growing(folder: Path) -> Iterator[Arena]:
         yield arena
 
 
-ARENAS: dict[str, Factory] = {"shm": shm_arena, "shm growing": shm_arena_growing}
+_LEFT: dict[Path, MemoryArena] = {}
+"""What the last memory arena over a folder left there."""
+
+
+@contextmanager
+def memory_arena(folder: Path) -> Iterator[Arena]:
+    arena = _LEFT[folder].reopen() if folder in _LEFT else MemoryArena(4, 4 * MIB)
+    yield arena
+    _LEFT[folder] = arena
+
+
+ARENAS: dict[str, Factory] = {"memory": memory_arena, "shm": shm_arena, "shm growing": shm_arena_growing}

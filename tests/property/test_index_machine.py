@@ -2,7 +2,6 @@
 import random
 
 import pytest
-
 from tests.property.index_machine import Machine
 
 
