@@ -214,7 +214,7 @@ class _Handler(BaseHTTPRequestHandler):
         log.debug("http.noted", text=format % args)
 
 
-class _Refusal(Exception):  # noqa: N818  (an answer, not an error)
+class _Refusal(Exception):
     def __init__(self, text: str, status: HTTPStatus) -> None:
         super().__init__(text)
         self.status = status
