@@ -18,15 +18,17 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Final
 
-from tools import tiny_model, vllm_env
+from tests.engine.conftest import model
+from tests.engine.harness import Engine, connector, engine
+from tools import vllm_env
 from tools.demo_picture import draw
-from tools.demo_process import EngineProcess, EngineSetup, Run
 
 from kvpool.cli.bench.own_server import OwnServer
 from kvpool.cli.connect import Probe
@@ -37,18 +39,32 @@ from kvpool.cli.progress import progress
 from kvpool.cli.status import as_text
 from kvpool.wire.messages import Statistics
 
-__all__ = ["Outcome", "main"]
+__all__ = ["Outcome", "Run", "judge", "main"]
+
+NewEngine = Callable[[str], contextlib.AbstractContextManager[Engine]]
+"""Takes the process's name, for people."""
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 SHM: Final = "/dev/shm"  # noqa: S108 - the tmpfs itself
 L1_BYTES: Final = 512 << 20
-KV_BYTES: Final = 256 << 20
+MODEL: Final = "large"
+"""53 million parameters: enough that computing a long prompt on a CPU takes a second."""
+
 CHUNK_TOKENS: Final = 256
 OUTPUT_TOKENS: Final = 16
 VOCABULARY: Final = 2000
 STORED_WITHIN_S: Final = 20.0
 LOOK_AGAIN_S: Final = 0.05
 INTERRUPTED: Final = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One prompt's result."""
+
+    ttft_s: float
+    tokens: tuple[int, ...]
+    cached_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +108,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CommandError as e:
         print(f"demo: {e}", file=sys.stderr)
         return 1
+    except AssertionError as e:  # the engine's harness says so what went wrong
+        print(f"demo: {e}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("demo: interrupted; everything it started is ended", file=sys.stderr)
         return INTERRUPTED
@@ -101,69 +120,59 @@ def _demo(prompt_tokens: int, out: Path) -> int:
     start = time.perf_counter()
     _check(prompt_tokens)
     out.mkdir(parents=True, exist_ok=True)
-    log = out / "engine.log"
-    log.write_bytes(b"")
+    for log in out.glob("engine-*.log"):
+        log.unlink()
     python = vllm_env.environment()
-    with progress("making the model"):
-        model = tiny_model.model(python)
-    with OwnServer(L1_BYTES) as server:
+    with progress("making the model, once"):
+        folder = model(python, MODEL)
+    with OwnServer(L1_BYTES) as server, Probe(server.client) as probe:
         _say(f"server: {server.client.server}, {L1_BYTES >> 20} MiB of memory")
-        setup = EngineSetup(
-            python=python, model=model, server=server.client.server, options=_engine_options(prompt_tokens),
-            output_tokens=OUTPUT_TOKENS, log=log,
-        )  # fmt: skip
-        with Probe(server.client) as probe:
-            outcome = _runs(setup, probe, prompt_tokens, start)
-            status = as_text(probe.statistics())
+        new_engine = partial(_engine, python, out, folder, server.client.server, prompt_tokens)
+        outcome = _runs(new_engine, probe, prompt_tokens, start)
+        status = as_text(probe.statistics())
     _report(outcome, status, prompt_tokens, out)
-    return _judge(outcome)
+    if wrong := judge(outcome):
+        print(f"demo: FAILED: {wrong}", file=sys.stderr)
+    return 1 if wrong else 0
 
 
-def _runs(setup: EngineSetup, probe: Probe, prompt_tokens: int, start: float) -> Outcome:
+def _runs(new_engine: NewEngine, probe: Probe, prompt_tokens: int, start: float) -> Outcome:
     prompt, other = _prompt(1, prompt_tokens + 1), _prompt(2, CHUNK_TOKENS // 2)
-    with _engine(setup, "1") as engine:
-        engine.run(other)  # the first forward of a process pays for more than itself
-        cold = engine.run(prompt)
+    with new_engine("1") as first:
+        _run(first, other)  # the first forward of a process pays for more than itself
+        cold = _run(first, prompt)
         _say(f"cold    {cold.ttft_s * 1e3:7.0f} ms to the first token: computed {prompt_tokens} tokens")
-        warm = engine.run(prompt)
+        warm = _run(first, prompt)
         _say(f"warm    {warm.ttft_s * 1e3:7.0f} ms: the same process, from its own cache")
         _wait_until_stored(probe, prompt_tokens // CHUNK_TOKENS)
     before = _vouched(probe.statistics())
-    with _engine(setup, "2, new") as engine:
-        engine.run(other)
-        loaded = engine.run(prompt)
+    with new_engine("2, new") as second:
+        _run(second, other)
+        loaded = _run(second, prompt)
         first_result_s = time.perf_counter() - start
         _say(f"loaded  {loaded.ttft_s * 1e3:7.0f} ms: a new process, from the server ({loaded.cached_tokens} tokens)")
     return Outcome(cold, warm, loaded, _vouched(probe.statistics()) - before, first_result_s)
 
 
 @contextlib.contextmanager
-def _engine(setup: EngineSetup, name: str) -> Iterator[EngineProcess]:
-    engine = EngineProcess(setup)
+def _engine(python: Path, out: Path, folder: Path, server: str, prompt_tokens: int, name: str) -> Iterator[Engine]:
+    """Start an engine; its numbers are float32, so that greedy tokens are the same whichever way a prefix came."""
+    longest = prompt_tokens + 2 * CHUNK_TOKENS
     with contextlib.ExitStack() as stack:
         with progress(f"starting engine process {name}"):
-            stack.enter_context(engine)
-        yield engine
+            started = stack.enter_context(
+                engine(
+                    python, out, folder, max_model_len=longest, max_num_batched_tokens=longest, max_num_seqs=4,
+                    kv_transfer_config=connector(server),
+                )
+            )  # fmt: skip
+        yield started
 
 
-def _engine_options(prompt_tokens: int) -> dict[str, Any]:
-    """Return what vLLM gets; float32, so that greedy tokens are the same whichever way a prefix came."""
-    longest = prompt_tokens + 2 * CHUNK_TOKENS
-    return {
-        "dtype": "float32",
-        "max_model_len": longest,
-        "max_num_batched_tokens": longest,
-        "max_num_seqs": 4,
-        "block_size": 32,
-        "enforce_eager": True,
-        "kv_cache_memory_bytes": KV_BYTES,
-        "kv_transfer_config": {
-            "kv_connector": "KVPoolConnector",
-            "kv_connector_module_path": "kvpool.connector.facade",
-            "kv_role": "kv_both",
-            "kv_load_failure_policy": "recompute",
-        },
-    }
+def _run(started: Engine, prompt: list[int]) -> Run:
+    """Run one prompt alone."""
+    answer = started.generate([prompt], max_tokens=OUTPUT_TOKENS)
+    return Run(answer["first_s"][0], tuple(answer["tokens"][0]), answer["cached"][0] or 0)
 
 
 def _check(prompt_tokens: int) -> None:
@@ -186,7 +195,7 @@ def _wait_until_stored(probe: Probe, chunks: int) -> None:
     pause, end = threading.Event(), time.monotonic() + STORED_WITHIN_S
     while (stored := numbers_of(probe.statistics()).stored) < chunks:
         if time.monotonic() > end:
-            raise Failure(f"only {stored} of {chunks} chunks were stored; see .demo/engine.log")
+            raise Failure(f"only {stored} of {chunks} chunks were stored; see the engine's log in .demo/")
         pause.wait(LOOK_AGAIN_S)
 
 
@@ -212,14 +221,13 @@ def _report(outcome: Outcome, status: str, prompt_tokens: int, out: Path) -> Non
     _say(f"result after {outcome.first_result_s:.0f} s; wrote {out / 'demo.json'} and {out / 'demo.png'}")
 
 
-def _judge(outcome: Outcome) -> int:
+def judge(outcome: Outcome) -> str:
+    """Return what is wrong with *outcome*; empty for a success."""
     if not outcome.tokens_equal:
-        print(f"demo: FAILED, tokens differ:\n{outcome.cold.tokens}\n{outcome.loaded.tokens}", file=sys.stderr)
-        return 1
+        return f"tokens differ: {outcome.cold.tokens}, {outcome.warm.tokens}, {outcome.loaded.tokens}"
     if not outcome.loaded_chunks:
-        print("demo: FAILED, the new process loaded nothing from the server", file=sys.stderr)
-        return 1
-    return 0
+        return "the new process loaded nothing from the server"
+    return ""
 
 
 def _say(text: str) -> None:

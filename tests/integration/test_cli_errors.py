@@ -2,6 +2,7 @@
 """What a user sees when something is wrong: real processes, exit codes, field and remedy, never a traceback."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -71,8 +72,14 @@ def test_more_memory_than_there_is(tmp_path: Path) -> None:
 
 
 def test_folder_that_cannot_be_made() -> None:
-    folder = Path("/run/kvpool-not-for-nobody")
-    done = as_nobody("server", "--set", f"listen.socket_path={folder}/kvpool.sock", "--set", "http.operations_host=")
+    folder, memory = Path("/run/kvpool-not-for-nobody"), Path("/dev/shm") / f"kvpool-nobody-{os.getpid()}"
+    try:
+        done = as_nobody(
+            "server", "--set", f"listen.socket_path={folder}/kvpool.sock", "--set", f"l1.directory={memory}",
+            "--set", "l1.size_bytes=16MiB", "--set", "http.operations_host=",
+        )  # fmt: skip
+    finally:
+        shutil.rmtree(memory, ignore_errors=True)
 
     assert_said(done, 1, "listen.socket_path", "not permitted", "another path")
 
