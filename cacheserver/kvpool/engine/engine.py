@@ -23,8 +23,17 @@ from kvpool.engine.clients import Client
 from kvpool.engine.core import Core
 from kvpool.engine.lookup import Lookups
 from kvpool.engine.members import Members
-from kvpool.engine.numbers import client_numbers, engine_numbers
-from kvpool.engine.outcomes import Access, Cleared, ClientNumbers, EngineNumbers, FoundPrefix, ReadPlan, Recovery
+from kvpool.engine.numbers import client_numbers, engine_numbers, scope_numbers
+from kvpool.engine.outcomes import (
+    Access,
+    Cleared,
+    ClientNumbers,
+    EngineNumbers,
+    FoundPrefix,
+    ReadPlan,
+    Recovery,
+    ScopeNumbers,
+)
 from kvpool.engine.ports import Arena, Tier
 from kvpool.engine.recovery import recover
 from kvpool.engine.release import Releases
@@ -277,6 +286,10 @@ class Engine:
     def clients(self, now_s: float) -> list[ClientNumbers]:
         """Return each client's numbers."""
         return [client_numbers(self._core, client, now_s) for client in self._core.clients]
+
+    def scopes(self) -> list[ScopeNumbers]:
+        """Return how much is kept of each model of each tenant."""
+        return scope_numbers(self._core)
 
     def _client(self, client_id: bytes, now_s: float) -> Client:
         self._note(now_s)

@@ -4,9 +4,9 @@
 from kvpool.engine.clients import Client
 from kvpool.engine.core import Core
 from kvpool.engine.counters import EVICTED, ILLEGAL_MOVES
-from kvpool.engine.outcomes import ClientNumbers, EngineNumbers
+from kvpool.engine.outcomes import ClientNumbers, EngineNumbers, ScopeNumbers
 
-__all__ = ["client_numbers", "engine_numbers"]
+__all__ = ["client_numbers", "engine_numbers", "scope_numbers"]
 
 
 def engine_numbers(core: Core) -> EngineNumbers:
@@ -51,3 +51,12 @@ def client_numbers(core: Core, client: Client, now_s: float) -> ClientNumbers:
         stores=len(stores),
         idle_s=max(0.0, now_s - client.seen_s),
     )
+
+
+def scope_numbers(core: Core) -> list[ScopeNumbers]:
+    """Return what is kept of each model of each tenant."""
+    pieces: dict[tuple[str, str], int] = {}
+    for scope in core.index.scopes:
+        name = scope.tenant, scope.model
+        pieces[name] = pieces.get(name, 0) + sum(len(table.slots) for table in scope.tables.values())
+    return [ScopeNumbers(tenant, model, chunks) for (tenant, model), chunks in sorted(pieces.items())]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from kvpool.model.identity import ClientKind, Mode, Role
 from kvpool.model.reasons import LookupReason
 
-__all__ = ["Access", "Cleared", "ClientNumbers", "EngineNumbers", "FoundPrefix", "ReadPlan", "Recovery"]
+__all__ = ["Access", "Cleared", "ClientNumbers", "EngineNumbers", "FoundPrefix", "ReadPlan", "Recovery", "ScopeNumbers"]
 
 
 class Access(Enum):
@@ -125,3 +125,13 @@ class ClientNumbers:
     stores: int
     idle_s: float
     """Since its last call."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeNumbers:
+    """What is kept of one model of one tenant, for the admin face alone."""
+
+    tenant: str
+    model: str
+    chunks: int
+    """Pieces (one for each shard and group of a chunk) that are readable or being written."""

@@ -109,8 +109,8 @@ def _admin(server: Asked) -> AdminFace:
         )
         return {"chunks": done.chunks, "kept": done.kept}
 
-    def chunks() -> Any:
-        parts = server.parts
-        return server.ask(parts.engine.chunk_counts, _ADMIN_S)
+    def chunks() -> list[dict[str, Any]]:
+        rows: list[Any] = server.ask(server.parts.engine.scopes, _ADMIN_S)
+        return [dataclasses.asdict(row) for row in rows]
 
     return AdminFace(clients=clients, chunks=chunks, clear=clear)
