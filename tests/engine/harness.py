@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real processes for tests: vLLM engines (offline or behind HTTP) and kvpool servers.
+
+Each is started in its own process group, which is ended as a whole; each wait has a deadline; what a process wrote is
+in a file of the test's folder, and its end is part of every failure's message.
+"""
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+
+import msgspec
+
+from kvpool.client.link import Link
+from kvpool.config import ClientConfig
+from kvpool.model.identity import ClientKind
+from kvpool.wire.messages import Statistics, Stats
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+PATIENCE = float(os.environ.get("KVPOOL_TEST_PATIENCE", "1"))
+"""Multiplies all deadlines, for a machine that has other work."""
+
+START_S, ANSWER_S, STOP_S = 150.0 * PATIENCE, 100.0 * PATIENCE, 15.0
+MIB = 1 << 20
+
+
+def until(condition: Callable[[], object], timeout_s: float, what: str) -> object:
+    """Wait for *condition*; returns its value."""
+    ends_s, pause = monotonic() + timeout_s, threading.Event()
+    while not (value := condition()):
+        assert monotonic() < ends_s, f"{what} did not happen within {timeout_s} s"
+        pause.wait(0.02)
+    return value
+
+
+class Group:
+    """A process group with a log file."""
+
+    def __init__(self, command: list[str], environ: dict[str, str], log: Path, **pipes: object) -> None:
+        self.log = log
+        with log.open("ab") as out:
+            pipes.setdefault("stdout", out)
+            self.process = subprocess.Popen(
+                command, env=os.environ | environ, stderr=out, start_new_session=True, cwd=log.parent, **pipes
+            )
+
+    def tail(self, lines: int = 40) -> str:
+        """The end of the log, for a failure's message."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def send_signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def end(self, first: int = signal.SIGTERM) -> None:
+        """End all of the group, in the end by force."""
+        self.send_signal(first)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(STOP_S)
+        self.send_signal(signal.SIGKILL)
+        self.process.wait(STOP_S)
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+
+class Server:
+    """A kvpool server in a process of its own, at one address, started as often as a test likes."""
+
+    def __init__(self, folder: Path, *, size_bytes: int = 512 * MIB, chunk_tokens: int = 256) -> None:
+        self.folder = folder
+        self.socket = folder / "kv.sock"
+        self.address = f"ipc://{self.socket}"
+        self.memory = Path("/dev/shm") / f"kvpool-test-{os.getpid()}-{folder.name}"
+        self._group: Group | None = None
+        self._probe: Link | None = None
+        self._config = folder / "server.json"
+        config = {
+            "listen": {"socket_path": str(self.socket)},
+            "l1": {"size_bytes": size_bytes, "directory": str(self.memory)},
+            "http": {"operations_host": ""},
+            "chunk_tokens": chunk_tokens,
+            "server_id": folder.name,
+        }
+        self._config.write_text(json.dumps(config))
+
+    def start(self) -> "Server":
+        """Start it and wait until it answers."""
+        command = [sys.executable, "-m", "kvpool.cli.main", "server", "--config", str(self._config)]
+        self._group = Group(command, {"PYTHONPATH": str(ROOT / "cacheserver")}, self.folder / "server.log")
+        if self._probe is None:
+            self._probe = Link(ClientConfig(server=self.address), ClientKind.PROBE)
+            self._probe.start()
+        assert self._probe.wait_healthy(START_S), self._group.tail()
+        return self
+
+    def kill(self) -> None:
+        """End it without a chance to clean up."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        self._end(signal.SIGTERM)
+
+    def statistics(self) -> Statistics:
+        assert self._probe is not None
+        assert self._probe.wait_healthy(START_S), "the server does not answer"
+        return self._probe.call(Stats())[0]
+
+    def wait_chunks(self, at_least: int) -> None:
+        """Wait until that many chunks are stored."""
+        until(lambda: self.statistics().chunks >= at_least, 30, f"{at_least} chunks stored")
+
+    def wait_no_leases(self) -> None:
+        until(lambda: self.statistics().leases == 0, 30, "the end of all leases")
+
+    def close(self) -> None:
+        """End it and remove its memory."""
+        if self._probe is not None:
+            self._probe.close()
+        if self._group is not None:
+            self.stop()
+        shutil.rmtree(self.memory, ignore_errors=True)
+
+    def _end(self, number: int) -> None:
+        if self._group is not None:
+            self._group.end(number)
+            self._group = None
+
+
+@contextmanager
+def server(folder: Path, **options: int) -> Iterator[Server]:
+    """A running server."""
+    running = Server(folder, **options)
+    try:
+        yield running.start()
+    finally:
+        running.close()
+
+
+def connector(server_address: str, *, role: str = "kv_both", policy: str = "recompute", **extra: object) -> dict:
+    """Engine option that makes it use a server."""
+    return {
+        "kv_connector": "KVPoolConnector",
+        "kv_connector_module_path": "kvpool.connector.facade",
+        "kv_role": role,
+        "kv_load_failure_policy": policy,
+        "kv_connector_extra_config": {"server": server_address, **extra},
+    }
+
+
+def engine_environ() -> dict[str, str]:
+    """Environment of every engine of the tests: offline, same threads everywhere (other threads, other tokens)."""
+    return {
+        "PYTHONPATH": str(ROOT / "cacheserver"),
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "0-1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_SERVER_DEV_MODE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+class Engine:
+    """An offline engine; ``generate`` and the others talk to it, one command at a time."""
+
+    def __init__(self, python: Path, folder: Path, model: Path, *, workers: bool = False, **options: object) -> None:
+        """Start it.
+
+        Args:
+            python: of the engine's environment.
+            folder: where its log goes.
+            model: the model's folder.
+            workers: with separate scheduler and worker processes, as in production; slower to start.
+            options: for ``vllm.LLM``, and what ``engine_worker`` adds.
+        """
+        self._group = Group(
+            [str(python), str(HERE / "engine_worker.py")],
+            engine_environ() | {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(workers))},
+            folder / f"engine-{monotonic():.3f}.log",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self._buffer = b""
+        defaults = {
+            "model": str(model),
+            "dtype": "float32",
+            "block_size": 32,
+            "max_model_len": 4608,
+            "max_num_batched_tokens": 4608,
+            "kv_cache_memory_bytes": 256 * MIB,
+            "enforce_eager": True,
+            "disable_log_stats": False,
+            "seed": 0,
+        }
+        self._send({k: v for k, v in (defaults | options).items() if v is not None})
+
+    def ready(self) -> "Engine":
+        """Wait until it can take commands."""
+        assert self._receive(START_S) == "ready"
+        return self
+
+    def failed_to_start(self) -> str:
+        """Wait for the end of an engine that must not start; returns its log."""
+        self._group.process.wait(START_S)
+        return self._group.log.read_text(errors="replace")
+
+    def begin(self, prompts: list, *, max_tokens: int = 8, salt: str = "") -> None:
+        """Send prompts (lists of token ids); ``end`` takes the answer."""
+        self._send({"do": "generate", "prompts": [{"ids": p, "salt": salt} for p in prompts], "max_tokens": max_tokens})
+
+    def end(self) -> dict:
+        """Return tokens, cached (prompt tokens that were hits), reasons and seconds of what ``begin`` sent."""
+        return self._receive(ANSWER_S)
+
+    def generate(self, prompts: list, *, max_tokens: int = 8, salt: str = "") -> dict:
+        self.begin(prompts, max_tokens=max_tokens, salt=salt)
+        return self.end()
+
+    def reset(self) -> None:
+        """Empty the engine's own prefix cache."""
+        # Blocks of finished requests are held until their stores are done.
+        until(lambda: self._ask({"do": "reset"}), 30, "a reset of the prefix cache")
+
+    def metrics(self) -> dict[str, float]:
+        return self._ask({"do": "metrics"})
+
+    def log(self) -> str:
+        return self._group.log.read_text(errors="replace")
+
+    def close(self) -> None:
+        self._group.end()
+
+    def _ask(self, command: dict) -> object:
+        self._send(command)
+        return self._receive(ANSWER_S)
+
+    def _send(self, command: dict) -> None:
+        stdin = self._group.process.stdin
+        assert stdin is not None
+        stdin.write(json.dumps(command).encode() + b"\n")
+        stdin.flush()
+
+    def _receive(self, timeout_s: float) -> object:
+        stdout, ends_s = self._group.process.stdout, monotonic() + timeout_s
+        assert stdout is not None
+        while b"\n" not in self._buffer:
+            ready, _, _ = select.select([stdout], [], [], max(0.0, ends_s - monotonic()))
+            data = os.read(stdout.fileno(), 1 << 16) if ready else b""
+            assert data, f"the engine {'ended' if ready else 'did not answer in time'}:\n{self._group.tail()}"
+            self._buffer += data
+        line, self._buffer = self._buffer.split(b"\n", 1)
+        return msgspec.json.decode(line)
+
+
+@contextmanager
+def engine(python: Path, folder: Path, model: Path, **options: object) -> Iterator[Engine]:
+    """An engine that is ready."""
+    running = Engine(python, folder, model, **options)
+    try:
+        yield running.ready()
+    finally:
+        running.close()
+
+
+class HttpEngine:
+    """The OpenAI-compatible server of vLLM."""
+
+    def __init__(self, python: Path, folder: Path, model: Path, transfer: dict | None) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+        command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
+        command += ["--max-model-len", "4608", "--max-num-batched-tokens", "4608", "--block-size", "32"]
+        command += ["--kv-cache-memory-bytes", str(256 * MIB), "--enforce-eager", "--enable-prompt-tokens-details"]
+        if transfer:
+            command += ["--kv-transfer-config", json.dumps(transfer)]
+        self._group = Group(command, engine_environ(), folder / f"http-{port}.log")
+
+    def ready(self) -> "HttpEngine":
+        def answers() -> bool:
+            assert self._group.alive(), self._group.tail()
+            try:
+                return self.get("/health") == ""
+            except (urllib.error.URLError, ConnectionError, TimeoutError):
+                return False
+
+        until(answers, START_S, "the HTTP server's start")
+        return self
+
+    def get(self, path: str) -> str:
+        with urllib.request.urlopen(self.url + path, timeout=ANSWER_S) as answer:
+            return answer.read().decode()
+
+    def post(self, path: str, body: dict | None = None) -> dict:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(
+            self.url + path, data or b"", {"Content-Type": "application/json"}, method="POST"
+        )
+        with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
+            text = answer.read()
+        return json.loads(text) if text else {}
+
+    def metric(self, name: str) -> float:
+        """Sum of all series of one metric."""
+        lines = [line for line in self.get("/metrics").splitlines() if line.split("{")[0].split(" ")[0] == name]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+    def close(self) -> None:
+        self._group.end(signal.SIGINT)
+
+
+@contextmanager
+def http_engine(python: Path, folder: Path, model: Path, transfer: dict | None) -> Iterator[HttpEngine]:
+    """An HTTP server that is ready."""
+    running = HttpEngine(python, folder, model, transfer)
+    try:
+        yield running.ready()
+    finally:
+        running.close()

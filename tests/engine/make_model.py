@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make a small Llama with random weights and a tokenizer, in the engine's environment.
+
+    python make_model.py FOLDER {small|large}
+
+A model as a library initialises it repeats one token for ever, and cannot show that its cache was wrong. With these
+scales the greedy tokens of a prompt are nearly all distinct and depend on every layer.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+SIZES = {
+    # name: layers, width, query heads, key heads, inner width, vocabulary
+    "small": (4, 256, 8, 4, 512, 2048),
+    "large": (8, 768, 12, 4, 2048, 4096),
+}
+TEXT = ["the quick brown fox jumps over the lazy dog", "hello the dog, where is the fox?", "0123456789 one two three"]
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def make_model(folder: Path, size: str) -> None:
+    layers, width, heads, key_heads, inner, vocabulary = SIZES[size]
+    config = LlamaConfig(
+        num_hidden_layers=layers,
+        hidden_size=width,
+        num_attention_heads=heads,
+        num_key_value_heads=key_heads,
+        intermediate_size=inner,
+        vocab_size=vocabulary,
+        max_position_embeddings=8192,
+        tie_word_embeddings=False,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        dtype="float32",
+    )
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config).to(torch.float32)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "norm" in name:
+                continue
+            scale = {"q_proj": 2 / width**0.5, "k_proj": 2 / width**0.5, "embed_tokens": 1.0, "lm_head": 0.2}
+            known = [value for part, value in scale.items() if part in name]
+            weight.normal_(0.0, known[0] if known else 1 / width**0.5)
+    model.save_pretrained(folder)
+
+
+def make_tokenizer(folder: Path) -> None:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<pad>", "<s>", "</s>", "<|system|>", "<|user|>", "<|assistant|>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        TEXT,
+        trainers.BpeTrainer(vocab_size=400, special_tokens=special, initial_alphabet=alphabet, show_progress=False),
+    )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>", model_max_length=8192
+    )
+    fast.chat_template = TEMPLATE
+    fast.save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    make_model(Path(sys.argv[1]), sys.argv[2])
+    make_tokenizer(Path(sys.argv[1]))

@@ -1,0 +1,452 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scheduler's half, call by call as the engine makes them."""
+
+import pytest
+from tests.fakes.engine_parts import BLOCK, CHUNK, FakeLookups, FakeRequest, chunk_keys
+
+from kvpool.connector.attach import Session
+from kvpool.connector.plan import block_array
+from kvpool.connector.scheduler import EARLY_LOOKUPS, SchedulerSide, Step
+from kvpool.model.identity import Role
+
+SESSION = Session(epoch=1, chunk_tokens=CHUNK, lookup_lease_s=60.0)
+NOTHING = (0, False)
+
+
+class Bench:
+    """A side, its lookups, and the engine's calls with fewer words."""
+
+    def __init__(self, *, role=Role.BOTH, store_generated=False, lookups=None):
+        self.lookups = lookups or FakeLookups()
+        self.session = SESSION
+        self.now_s = 0.0
+        self.side = SchedulerSide(
+            self.lookups,
+            role=role,
+            shards=(0, 1),
+            block_tokens=BLOCK,
+            store_generated=store_generated,
+            keys=lambda chunk_tokens: chunk_keys(chunk_tokens=chunk_tokens),
+        )
+
+    def hold(self, request, chunks):
+        """Make the server hold the first chunks of a request."""
+        digests = chunk_keys().extend(request, b"", chunks * CHUNK)
+        self.lookups.held |= {digests[i : i + 32] for i in range(0, len(digests), 32)}
+
+    def arrived(self, request, *, held=0):
+        """A new request, of which the server holds the first chunks."""
+        self.hold(request, held)
+        self.side.arrived(request, self.session, self.now_s)
+        return request
+
+    def matched(self, request, local=0):
+        return self.side.matched(request, local, self.session, self.now_s)
+
+    def admit(self, request, *, local=0):
+        """Match until answered, then allocate blocks 1, 2, ...; returns the external tokens."""
+        external, _ = self.matched(request, local)
+        self.side.allocated(request.request_id, self.blocks(request), external)
+        return external
+
+    def plan(self, *scheduled, preempted=(), idle=False):
+        """*scheduled*: (request, tokens computed at the end of the step)."""
+        tables = {request.request_id: self.blocks(request) for request, _ in scheduled}
+        step = Step([(r.request_id, n) for r, n in scheduled], tables.__getitem__, preempted, idle)
+        return self.side.plan(step, self.session)
+
+    @staticmethod
+    def blocks(request):
+        return list(range(1, request.num_tokens // BLOCK + 2))
+
+
+def prompt(tokens, request_id="r", first=0, **options):
+    return FakeRequest(request_id, list(range(first, first + tokens)), **options)
+
+
+# --- hits ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_miss_computes_everything() -> None:
+    bench = Bench()
+    request = bench.arrived(prompt(40))
+
+    assert bench.matched(request) == NOTHING
+
+
+@pytest.mark.behaviour("R089", "D052")
+def test_a_pending_answer_is_asked_for_later_and_sent_once() -> None:
+    bench = Bench()
+    bench.lookups.prompt = False
+    request = bench.arrived(prompt(40), held=2)
+
+    assert [bench.matched(request) for _ in range(3)] == [(None, False)] * 3
+    assert bench.plan(idle=True).asking
+    bench.lookups.settle()
+
+    assert bench.matched(request) == (32, True)
+    assert bench.lookups.calls == [("lookup", "r")]
+
+
+@pytest.mark.behaviour("R093")
+def test_asked_again_and_again_the_answer_stays() -> None:
+    bench = Bench()
+    request = bench.arrived(prompt(40), held=2)
+
+    assert [bench.matched(request) for _ in range(100)] == [(32, True)] * 100
+    assert bench.lookups.calls == [("lookup", "r")]
+
+
+def test_a_prompt_that_is_a_hit_to_its_last_token_is_loaded_whole() -> None:
+    bench = Bench()
+    request = bench.arrived(prompt(32), held=2)
+
+    assert bench.matched(request) == (32, True)
+
+
+def test_only_tokens_beyond_the_local_hit_count() -> None:
+    bench = Bench()
+    request = bench.arrived(prompt(40), held=2)
+
+    assert bench.matched(request, 20) == (12, True)
+    assert bench.matched(request, 32) == NOTHING
+    assert bench.matched(request, 36) == NOTHING
+
+
+def test_a_short_prompt_asks_nobody() -> None:
+    bench = Bench()
+    request = bench.arrived(prompt(CHUNK - 1))
+
+    assert bench.matched(request) == NOTHING
+    assert bench.lookups.calls == []
+
+
+@pytest.mark.parametrize("changes", [{"resumable": True}, {"skip_reading_prefix_cache": True}])
+def test_requests_that_must_not_be_looked_up(changes) -> None:
+    bench = Bench()
+    request = bench.arrived(prompt(40, **changes), held=2)
+
+    assert bench.matched(request) == NOTHING
+    assert bench.lookups.calls == []
+
+
+def test_without_a_server_nothing_is_asked_and_with_one_again() -> None:
+    bench = Bench()
+    bench.session = None
+    request = bench.arrived(prompt(40), held=2)
+
+    assert bench.matched(request) == NOTHING
+    bench.session = SESSION
+    assert bench.matched(request) == (32, True)
+
+
+def test_a_lookup_of_a_lost_session_is_made_again() -> None:
+    bench = Bench()
+    request = bench.arrived(prompt(40), held=2)
+    bench.matched(request)
+
+    bench.session = Session(2, CHUNK, 60.0)
+    bench.lookups.held.clear()
+
+    assert bench.matched(request) == NOTHING
+    assert [c for c in bench.lookups.calls if c[0] == "lookup"] == [("lookup", "r")] * 2
+
+
+@pytest.mark.behaviour("D010", "D064")
+def test_a_request_that_waits_for_long_is_looked_up_again_before_its_lease_ends() -> None:
+    bench = Bench()
+    request = bench.arrived(prompt(40), held=2)
+    bench.matched(request)
+
+    bench.now_s = 29.0
+    bench.matched(request)
+    assert bench.lookups.calls == [("lookup", "r")]
+    bench.now_s = 31.0
+    assert bench.matched(request) == (32, True)
+    assert bench.lookups.calls == [("lookup", "r"), ("release", "r"), ("lookup", "r")]
+
+
+def test_another_size_of_chunks_makes_other_digests() -> None:
+    bench = Bench()
+    request = bench.arrived(prompt(40))
+    bench.matched(request)
+
+    bench.session = Session(2, 2 * CHUNK, 60.0)
+    digests = chunk_keys(chunk_tokens=2 * CHUNK).extend(request, b"", 32)
+    bench.lookups.held = {digests}
+
+    assert bench.matched(request) == (32, True)
+
+
+def test_a_long_queue_is_not_looked_up_on_arrival() -> None:
+    bench = Bench()
+    for number in range(2 * EARLY_LOOKUPS):
+        bench.arrived(prompt(40, f"r{number}", first=1000 * number))
+
+    assert len(bench.lookups.calls) == EARLY_LOOKUPS
+
+
+# --- loads -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_load_names_chunks_blocks_and_what_to_skip() -> None:
+    bench = Bench()
+    request = bench.arrived(prompt(56), held=3)
+
+    assert bench.admit(request, local=20) == 28
+    (load,) = bench.plan(idle=True).loads
+
+    assert (load.request_id, load.lookup_id, load.first, load.end, load.skip_blocks) == ("r", b"r", 1, 3, 1)
+    assert block_array(load.blocks, 2).tolist() == [[5, 6, 7, 8], [9, 10, 11, 12]]
+    assert ("free", "r", 0, 1) in bench.lookups.calls
+
+
+@pytest.mark.behaviour("R033", "D020")
+def test_blocks_of_the_local_hit_are_never_written() -> None:
+    bench = Bench()
+    request = bench.arrived(prompt(56), held=3)
+    bench.admit(request, local=20)
+    (load,) = bench.plan().loads
+
+    written = block_array(load.blocks, 2).ravel()[load.skip_blocks :]
+
+    assert written.min() > 20 // BLOCK
+
+
+def test_a_load_is_planned_once_though_allocation_is_told_twice() -> None:
+    bench = Bench()
+    request = bench.arrived(prompt(40), held=2)
+    bench.admit(request)
+
+    assert len(bench.plan().loads) == 1
+    bench.side.received(["r"], ())
+    bench.side.allocated("r", bench.blocks(request), 0)
+    assert bench.plan((request, 40)).loads == ()
+
+
+def test_a_hit_that_the_engine_does_not_use_is_released() -> None:
+    bench = Bench()
+    request = bench.arrived(prompt(40), held=2)
+    bench.matched(request, 32)
+
+    bench.side.allocated("r", bench.blocks(request), 0)
+
+    assert ("release", "r") in bench.lookups.calls
+    assert bench.plan().loads == ()
+
+
+@pytest.mark.behaviour("D054")
+def test_after_a_failed_load_the_same_request_sees_a_miss() -> None:
+    bench = Bench()
+    request = bench.arrived(prompt(40), held=2)
+    bench.admit(request)
+    bench.plan()
+
+    bench.side.received((), [2])  # one rank says so before the other has ended
+    bench.side.received(["r"], ())
+
+    assert bench.matched(request) == NOTHING
+    assert ("forget_failed", "r") in bench.lookups.calls
+    assert bench.side.counters()["failed_loads"] == 1
+    bench.side.finished("r")
+    assert bench.matched(bench.arrived(prompt(40))) == (32, True), "another request of the same tokens may hit"
+
+
+def test_bad_blocks_of_another_load_are_not_ours() -> None:
+    bench = Bench()
+    request = bench.arrived(prompt(40), held=2)
+    bench.admit(request, local=20)
+
+    bench.side.received(["r"], [1, 2, 999])
+
+    assert bench.side.counters()["failed_loads"] == 0
+
+
+def test_blocks_that_do_not_cover_the_load_are_our_error() -> None:
+    bench = Bench()
+    request = bench.arrived(prompt(40), held=2)
+    external, _ = bench.matched(request)
+
+    with pytest.raises(ValueError, match="not all in blocks"):
+        bench.side.allocated("r", [1, 2, 3], external)
+    with pytest.raises(ValueError, match="not all in blocks"):
+        bench.side.allocated("r", [1, 2, 3, 4, 0, 6, 7, 8], external)
+
+
+# --- stores ----------------------------------------------------------------------------------------------------------
+
+
+def test_full_chunks_are_stored_as_they_become_complete() -> None:
+    bench = Bench()
+    request = bench.arrived(prompt(40))
+    bench.admit(request)
+    digests = chunk_keys().extend(request, b"", 40)
+
+    assert bench.plan((request, 15)).stores == ()
+    (first,) = bench.plan((request, 20)).stores
+    (second,) = bench.plan((request, 40)).stores
+    assert bench.plan((request, 41)).stores == ()
+
+    assert (first.first, first.parent, first.digests) == (0, b"", digests[:32])
+    assert (second.first, second.parent, second.digests) == (1, digests[:32], digests[32:])
+    assert block_array(second.blocks, 1).tolist() == [[5, 6, 7, 8]]
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_generated_tokens_are_stored_only_if_wanted(wanted) -> None:
+    bench = Bench(store_generated=wanted)
+    request = bench.arrived(prompt(24))
+    bench.admit(request)
+    bench.plan((request, 24))
+    request.output = list(range(8))
+
+    stores = bench.plan((request, 32)).stores
+
+    assert [s.first for s in stores] == ([1] if wanted else [])
+
+
+def test_what_was_found_is_not_stored_again() -> None:
+    bench = Bench()
+    request = bench.arrived(prompt(56), held=2)
+    bench.admit(request)
+    bench.plan()
+    bench.side.received(["r"], ())
+    bench.side.allocated("r", bench.blocks(request), 0)
+
+    (store,) = bench.plan((request, 56)).stores
+
+    assert (store.first, len(store.digests)) == (2, 32)
+
+
+def test_the_local_hit_is_stored_where_the_server_lacks_it() -> None:
+    bench = Bench()
+    request = bench.arrived(prompt(40))
+    bench.admit(request, local=36)
+
+    (store,) = bench.plan((request, 40)).stores
+
+    assert (store.first, len(store.digests)) == (0, 64)
+
+
+def test_what_a_failed_load_promised_is_stored_after_it_was_computed() -> None:
+    bench = Bench()
+    request = bench.arrived(prompt(40), held=2)
+    bench.admit(request)
+    bench.plan()
+    bench.side.received(["r"], [1])
+
+    (store,) = bench.plan((request, 40)).stores
+
+    assert store.first == 0
+
+
+def test_nothing_is_lost_while_the_server_is_away_for_a_moment() -> None:
+    bench = Bench()
+    request = bench.arrived(prompt(40))
+    bench.admit(request)
+    bench.session = None
+    assert bench.plan((request, 40)).stores == ()
+
+    bench.session = Session(2, CHUNK, 60.0)
+
+    assert len(bench.plan((request, 41)).stores) == 1
+
+
+@pytest.mark.parametrize(("role", "hits", "stores"), [(Role.CONSUMER, 32, 0), (Role.PRODUCER, 0, 1)])
+def test_roles_are_enforced(role, hits, stores) -> None:
+    bench = Bench(role=role)
+    request = bench.arrived(prompt(56), held=2)
+
+    assert (bench.matched(request)[0] or 0) == hits
+    assert len(bench.plan((request, 56)).stores) == stores
+
+
+# --- ends ------------------------------------------------------------------------------------------------------------
+
+
+def test_blocks_are_held_exactly_if_a_store_was_planned() -> None:
+    bench = Bench()
+    stored, short = bench.arrived(prompt(40, "stored")), bench.arrived(prompt(10, "short"))
+    bench.admit(stored)
+    bench.admit(short)
+    bench.plan((stored, 40), (short, 10))
+
+    assert bench.side.finished("stored")
+    assert not bench.side.finished("short")
+    assert not bench.side.finished("stored"), "the engine repeats itself"
+    assert not bench.side.finished("unknown")
+    assert bench.plan().released == ("stored",)
+    assert bench.plan().released == ()
+
+
+@pytest.mark.behaviour("R105")
+def test_an_aborted_load_is_released_by_its_own_end_alone() -> None:
+    bench = Bench()
+    request = bench.arrived(prompt(56), held=2)
+    bench.plan((request, 56))  # a former run stored something
+    bench.plan(preempted=["r"])
+    bench.admit(request)
+    bench.plan()
+
+    assert not bench.side.finished("r")
+    assert bench.plan().released == ()
+    bench.side.received(["r"], [1])  # late, and harmless
+
+
+@pytest.mark.behaviour("D061", "D095")
+def test_an_abort_ends_the_lookup_wherever_it_stands() -> None:
+    for answered in (True, False):
+        bench = Bench()
+        bench.lookups.prompt = answered
+        request = bench.arrived(prompt(40))
+        bench.matched(request)
+
+        bench.side.finished("r")
+
+        assert bench.lookups.calls[-1] == ("end", "r")
+        assert bench.lookups.open == {}
+
+
+def test_a_preempted_request_starts_afresh() -> None:
+    bench = Bench()
+    request = bench.arrived(prompt(40))
+    bench.admit(request)
+    assert len(bench.plan((request, 40)).stores) == 1
+    bench.hold(request, 1)
+
+    assert bench.plan(preempted=["r"]).preempted == ("r",)
+
+    assert bench.admit(request) == CHUNK
+    assert len(bench.plan().loads) == 1
+    bench.side.received(["r"], ())
+    (store,) = bench.plan((request, 40)).stores
+    assert store.first == 1
+    assert bench.side.finished("r")
+
+
+def test_request_ids_may_come_again() -> None:
+    bench = Bench()
+    request = bench.arrived(prompt(40))
+    bench.admit(request)
+    bench.plan((request, 40))
+    bench.side.finished("r")
+    bench.plan()
+
+    again = bench.arrived(prompt(40, first=500))
+    bench.admit(again)
+    (store,) = bench.plan((again, 40)).stores
+
+    assert store.digests == chunk_keys().extend(again, b"", 40)
+
+
+def test_giving_up_lets_go_of_everything() -> None:
+    bench = Bench()
+    request = bench.arrived(prompt(40))
+    bench.admit(request)
+    bench.plan((request, 40))
+    bench.side.finished("r")
+
+    plan = bench.side.give_up()
+
+    assert (plan.released, plan.off) == (("r",), True)
+    assert bench.side.give_up().released == ()
