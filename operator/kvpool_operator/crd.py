@@ -170,20 +170,23 @@ def _field(field: inspect.Field) -> dict[str, Any]:
     default = field.default if field.default_factory is NODEFAULT else field.default_factory()
     if default is NODEFAULT or default is None:
         return node
-    if isinstance(default, msgspec.Struct):
-        return {**node, "default": {}}  # the section's own defaults fill it
     return {**node, "default": _plain(default)}
 
 
 def _plain(value: Any) -> Any:
-    """A default as the user would write it."""
-    if isinstance(value, Duration):
-        return f"{int(value)}s"
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, tuple):
-        return [{k: v for k, v in msgspec.to_builtins(item).items() if v is not None} for item in value]
-    return value
+    """A default as the user would write it, whole: rules are tried on it before inner defaults fill it."""
+    match value:
+        case msgspec.Struct():
+            fields = ((f.encode_name, getattr(value, f.name)) for f in msgspec.structs.fields(value))
+            return {name: _plain(inner) for name, inner in fields if inner is not None}
+        case Duration():
+            return f"{int(value)}s"
+        case Enum():
+            return value.value
+        case tuple():
+            return [_plain(item) for item in value]
+        case _:
+            return value
 
 
 def _validation(rule: Rule) -> dict[str, Any]:

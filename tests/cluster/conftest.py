@@ -15,11 +15,11 @@ from kubernetes.aio.client import ApiClient
 from tests.cluster.control_plane import ControlPlane, missing_programs
 
 from kvpool_operator.cluster import Cluster, Kind
-from kvpool_operator.errors import Absent
 
 T = TypeVar("T")
 NAMESPACES = Kind("v1", "Namespace", "namespaces", namespaced=False)
 CRDS = Kind("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False)
+ACCOUNTS = Kind("v1", "ServiceAccount", "serviceaccounts")
 CRD_FILE = Path(__file__).parents[2] / "crds" / "kvcachepools.yaml"
 
 
@@ -82,7 +82,7 @@ def install_crd(api: Caller) -> None:
 
     async def established() -> bool:
         found = await api.cluster.get(CRDS, "", "kvcachepools.kvpool.dev")
-        return any(c["type"] == "Established" and c["status"] == "True" for c in found["status"]["conditions"])
+        return any(c["type"] == "Established" and c["status"] == "True" for c in found["status"]["conditions"] or ())
 
     api.wait("the CRD", established)
 
@@ -100,16 +100,8 @@ def make_namespace(api: Caller, level: str, **labels: str) -> str:
     name = f"test-{uuid.uuid4().hex[:8]}"
     metadata = {"name": name, "labels": {"pod-security.kubernetes.io/enforce": level, **labels}}
     api(api.cluster.create(NAMESPACES, "", {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}))
-    accounts = Kind("v1", "ServiceAccount", "serviceaccounts")
-
-    async def has_account() -> bool:
-        try:
-            await api.cluster.get(accounts, name, "default")
-        except Absent:
-            return False
-        return True
-
-    api.wait("the default service account", has_account)
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
+    api(api.cluster.create(ACCOUNTS, name, account))  # or its controller was faster; pods need it
     return name
 
 

@@ -119,10 +119,6 @@ class ControlPlane:
         """End the API server at once; asked nicely it would wait a minute for its watchers."""
         self.processes.stop("kube-apiserver", grace_s=0.0)
 
-    def ready(self) -> bool:
-        """True if the API server says that it is."""
-        return self._get(self.port, "/readyz") == b"ok"
-
     def audit(self) -> Iterator[dict[str, Any]]:
         """All entries of the audit log so far."""
         for line in self.audit_log.read_text().splitlines():
@@ -232,31 +228,30 @@ class ControlPlane:
         return file
 
     def _etcd_ready(self) -> bool:
-        with contextlib.suppress(OSError, http.client.HTTPException):
-            connection = http.client.HTTPConnection(LOOPBACK, self._etcd, timeout=2)
-            connection.request("GET", "/health")
-            return b'"true"' in connection.getresponse().read()
-        return False
+        return b'"true"' in _answer(http.client.HTTPConnection(LOOPBACK, self._etcd, timeout=2), "/health")
 
     def _kwok_ready(self) -> bool:
-        with contextlib.suppress(OSError, http.client.HTTPException):
-            connection = http.client.HTTPConnection(LOOPBACK, self._kwok, timeout=2)
-            connection.request("GET", "/healthz")
-            return connection.getresponse().status == http.client.OK
-        return False
+        return _answer(http.client.HTTPConnection(LOOPBACK, self._kwok, timeout=2), "/healthz") == b"ok"
 
     def _healthy(self, port: int) -> bool:
-        return self._get(port, "/healthz", verify=False) == b"ok"
+        """A component serves a certificate of its own making, so it is not verified."""
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return _answer(http.client.HTTPSConnection(LOOPBACK, port, timeout=2, context=context), "/healthz") == b"ok"
 
-    def _get(self, port: int, path: str, *, verify: bool = True) -> bytes:
-        """Answer of a GET, or nothing. A component serves its own certificate, which nobody signed."""
-        context = self._tls if verify else ssl._create_unverified_context()
-        with contextlib.suppress(OSError, http.client.HTTPException):
-            connection = http.client.HTTPSConnection(LOOPBACK, port, timeout=2, context=context)
-            connection.request("GET", path)
-            answer = connection.getresponse()
-            return answer.read() if answer.status == http.client.OK else b""
-        return b""
+    def ready(self) -> bool:
+        """True if the API server says that it is."""
+        connection = http.client.HTTPSConnection(LOOPBACK, self.port, timeout=2, context=self._tls)
+        return _answer(connection, "/readyz") == b"ok"
+
+
+def _answer(connection: http.client.HTTPConnection, path: str) -> bytes:
+    """Body of a successful GET, or nothing."""
+    with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.read() if answer.status == http.client.OK else b""
+    return b""
 
 
 _AUDIT_POLICY: dict[str, Any] = {

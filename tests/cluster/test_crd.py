@@ -183,7 +183,7 @@ def place(path: tuple[str, ...], value: Any, node: dict[str, Any] = SPEC) -> Any
         return [place(rest, value, node["items"])]
     if step == "{}":
         return {"k": place(rest, value, node["additionalProperties"])}
-    around = numbered(node, 0)
+    around = numbered(node, 0) | ({"operator": "In"} if step == "values" else {})
     inner = place(rest, value, node["properties"][step])
     return {**around, step: inner}
 
@@ -194,6 +194,7 @@ def toleration(**fields: Any) -> dict[str, Any]:
 
 AT = {  # specs for values at a bound that need more around them than the schema alone says
     ("l1", "highWatermark", "minimum"): {"l1": {**L1, "highWatermark": 1, "lowWatermark": 1}},
+    ("l1", "lowWatermark", "maximum"): {"l1": {**L1, "highWatermark": 100, "lowWatermark": 100}},
     ("network", "auth", "enum"): {"network": {"auth": "None"}, "ipc": SOCKET},
     ("gpuAccess", "mode", "enum"): {"gpuAccess": {"mode": "None"}},
     ("resources", "limits", "memory", "pattern"): {"resources": {"limits": {"memory": "2Gi"}}},
@@ -287,7 +288,7 @@ def test_names_that_children_could_not_have(api: Caller, namespace: str, name: s
         api(api.cluster.create(POOLS, namespace, body({}, name), dry_run=True))
 
 
-@pytest.mark.parametrize(("section", "at", "beyond"), bounds())
+@pytest.mark.parametrize(("section", "at", "beyond"), list(bounds()))
 def test_every_bound_accepts_and_refuses(
     api: Caller, namespace: str, section: str, at: dict[str, Any], beyond: dict[str, Any]
 ) -> None:

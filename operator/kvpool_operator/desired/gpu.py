@@ -19,6 +19,7 @@ __all__ = [
     "has_gpus",
     "mode_in_use",
     "pod_fields",
+    "runtime_class",
 ]
 
 DRIVER_STATE_LABEL: Final = "nvidia.com/gpu-driver-upgrade-state"
@@ -39,7 +40,7 @@ def mode_in_use(pool: Pool, facts: Facts) -> GpuMode:
     mode = pool.spec.gpu_access.mode
     if mode is not GpuMode.AUTO:
         return mode
-    return GpuMode.RUNTIME_CLASS if _runtime_class(pool) in facts.runtime_classes else GpuMode.NRI
+    return GpuMode.RUNTIME_CLASS if runtime_class(pool) in facts.runtime_classes else GpuMode.NRI
 
 
 def has_gpus(pool: Pool) -> bool:
@@ -51,7 +52,7 @@ def pod_fields(pool: Pool, mode: GpuMode) -> dict[str, Any]:
     """Fields of the pod that *mode* needs."""
     match mode:
         case GpuMode.RUNTIME_CLASS:
-            return {"runtimeClassName": _runtime_class(pool)}
+            return {"runtimeClassName": runtime_class(pool)}
         case GpuMode.DRA:
             return {"resourceClaims": [{"name": "gpus", "resourceClaimTemplateName": names.claim_template(pool)}]}
         case _:
@@ -118,7 +119,8 @@ def _and_driver_at_rest(term: dict[str, Any]) -> dict[str, Any]:
     return {"matchExpressions": [*term.get("matchExpressions", []), at_rest]}
 
 
-def _runtime_class(pool: Pool) -> str:
+def runtime_class(pool: Pool) -> str:
+    """Name of the class that the pool wants, whether it exists or not."""
     return pool.spec.gpu_access.runtime_class_name or "nvidia"
 
 

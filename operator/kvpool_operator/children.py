@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Brings what a pool owns to what it should be: applies what differs, deletes what is not wanted any more.
+
+Deciding by what was last applied and by live metadata spares the API server a write for each object at each pass, and
+still notices every change that somebody else made.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvpool_operator.cluster import CHILDREN, Cluster
+from kvpool_operator.desired import names
+from kvpool_operator.errors import Absent
+from kvpool_operator.spec import Pool
+
+__all__ = ["Applied", "find", "settle"]
+
+Name = tuple[str, str]
+"""Kind and name of an object."""
+
+
+class Applied:
+    """What was last applied, for all pools. One event loop."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, dict[Name, tuple[str, str]]] = {}
+
+    def forget(self, uid: str) -> None:
+        """The pool is gone, or everything of it is to be applied anew."""
+        self._known.pop(uid, None)
+
+    def same(self, uid: str, made: Mapping[str, Any], live: Mapping[str, Any] | None) -> bool:
+        """True if *made* was applied before and nobody has touched *live* (its metadata) since."""
+        known = self._known.get(uid, {}).get(_name(made))
+        return live is not None and known == (_digest(made), _version(live))
+
+    def note(self, uid: str, made: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
+        """*made* was applied and came back as *stored*."""
+        self._known.setdefault(uid, {})[_name(made)] = (_digest(made), _version(stored["metadata"]))
+
+
+async def find(cluster: Cluster, pool: Pool) -> dict[Name, dict[str, Any]]:
+    """Metadata of all objects that the pool owns, from the API server itself."""
+    selector = f"{names.POOL_LABEL}={pool.name},{names.ROLE_LABEL}=server"
+    found: dict[Name, dict[str, Any]] = {}
+    for kind in CHILDREN.values():
+        try:
+            items = await cluster.list(kind, pool.namespace, selector, metadata_only=True)
+        except Absent:
+            continue  # a kind that this cluster does not have
+        for item in items:
+            if any(o["uid"] == pool.uid for o in item["metadata"].get("ownerReferences", [])):
+                found[kind.kind, item["metadata"]["name"]] = item["metadata"]
+    return found
+
+
+async def settle(
+    cluster: Cluster,
+    pool: Pool,
+    wanted: Sequence[Mapping[str, Any]],
+    live: Mapping[Name, dict[str, Any]],
+    applied: Applied,
+) -> int:
+    """Apply what of *wanted* differs, in order, then delete what else is *live*; returns the number of writes.
+
+    Raises:
+        OperatorError: as the first call that fails; what came before it is done.
+    """
+    writes = 0
+    for made in wanted:
+        if not applied.same(pool.uid, made, live.get(_name(made))):
+            applied.note(pool.uid, made, await cluster.apply(made))
+            writes += 1
+    left_over = live.keys() - {_name(made) for made in wanted}
+    for kind, name in sorted(left_over):
+        writes += await cluster.delete(CHILDREN[kind], pool.namespace, name, live[kind, name]["uid"])
+    return writes
+
+
+def _name(made: Mapping[str, Any]) -> Name:
+    return made["kind"], made["metadata"]["name"]
+
+
+def _digest(made: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
+
+
+def _version(metadata: Mapping[str, Any]) -> str:
+    """Changes when somebody changes more than the status. Labels and annotations do not move a generation."""
+    if "generation" not in metadata:
+        return str(metadata["resourceVersion"])
+    parts = ("uid", "generation", "labels", "annotations", "ownerReferences")
+    return json.dumps([metadata.get(p) for p in parts], sort_keys=True)

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looks at what a pool owns, at its clients and its servers' statistics; nobody further in sees raw objects."""
+
+import asyncio
+import datetime as dt
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import aiohttp
+
+from kvpool_operator.cluster import CHILDREN, CONTROLLER_REVISIONS, NODES, PODS, Cluster
+from kvpool_operator.desired import names
+from kvpool_operator.errors import Absent
+from kvpool_operator.observed import ClientPod, DaemonSetState, ServerPod, ServerStats
+from kvpool_operator.spec import Pool
+
+__all__ = ["WIRED", "clients", "daemon_set", "read_stats", "servers"]
+
+WIRED: Final = "kvpool.dev/wired"
+"""Annotation of pods that admission has wired."""
+
+_GROUP_LABELS: Final = (
+    ("kvpool.dev/group",),
+    ("leaderworkerset.sigs.k8s.io/name", "leaderworkerset.sigs.k8s.io/group-index"),
+    ("ray.io/cluster", "ray.io/group", "ray.io/worker-group-replica-name"),
+    ("ray.io/cluster",),
+)
+"""Labels that name an engine over several pods, the most exact first."""
+_NODE_READS: Final = 20
+"""So many nodes are read one by one; more of them in one list."""
+_STATS_PARALLEL: Final = 50
+_STATS_S: Final = 2.0
+
+
+async def daemon_set(cluster: Cluster, pool: Pool) -> DaemonSetState | None:
+    """What its controller says; None before there is one."""
+    try:
+        found = await cluster.get(CHILDREN["DaemonSet"], pool.namespace, names.daemon_set(pool))
+    except Absent:
+        return None
+    selector = f"{names.POOL_LABEL}={pool.name},{names.ROLE_LABEL}=server"
+    revisions = await cluster.list(CONTROLLER_REVISIONS, pool.namespace, selector)
+    ours = [r for r in revisions if _owned_by(r, found["metadata"]["uid"])]
+    newest = max(ours, key=lambda r: r["revision"], default=None)
+    status = found.get("status", {})
+    return DaemonSetState(
+        generation=found["metadata"]["generation"],
+        observed_generation=status.get("observedGeneration", 0),
+        desired=status.get("desiredNumberScheduled", 0),
+        revision=newest["metadata"]["labels"]["controller-revision-hash"] if newest else "",
+    )
+
+
+async def servers(cluster: Cluster, pool: Pool, now: dt.datetime) -> tuple[ServerPod, ...]:
+    """The pool's server pods, by node."""
+    selector = f"{names.POOL_LABEL}={pool.name},{names.ROLE_LABEL}=server"
+    pods = [_server(p, now) for p in await cluster.list(PODS, pool.namespace, selector)]
+    lost = await _lost_nodes(cluster, {p.node for p in pods if not p.ready and p.node})
+    return tuple(sorted((_seen_from(p, lost) for p in pods), key=lambda p: (p.node, p.name)))
+
+
+async def clients(cluster: Cluster, pool: Pool) -> tuple[ClientPod, ...]:
+    """Running pods that opted in, in the namespaces that may."""
+    selector = f"{names.POOL_LABEL}={pool.name},{names.ROLE_LABEL}!=server"
+    found: list[ClientPod] = []
+    for namespace in sorted({pool.namespace, *pool.spec.clients.allowed_namespaces}):
+        found += [_client(p) for p in await cluster.list(PODS, namespace, selector) if _runs(p)]
+    return tuple(sorted(found, key=lambda c: (c.namespace, c.name)))
+
+
+async def read_stats(
+    session: aiohttp.ClientSession, template: str, port: int, pods: Iterable[ServerPod]
+) -> tuple[ServerStats, ...]:
+    """Ask each server with an address; one that does not answer in time is left out."""
+    gate = asyncio.Semaphore(_STATS_PARALLEL)
+
+    async def ask(pod: ServerPod) -> ServerStats | None:
+        async with gate:
+            return await _ask(session, template.format(ip=pod.ip, port=port), pod.node)
+
+    answers = await asyncio.gather(*(ask(p) for p in pods if p.ip and p.reachable and not p.deleting))
+    return tuple(a for a in answers if a is not None)
+
+
+async def _ask(session: aiohttp.ClientSession, url: str, node: str) -> ServerStats | None:
+    try:
+        async with session.get(url, timeout=aiohttp.ClientTimeout(total=_STATS_S)) as answer:
+            if answer.status != 200:  # noqa: PLR2004 - HTTP's own word for success
+                return None
+            return _stats(await answer.json(content_type=None), node)
+    except (TimeoutError, aiohttp.ClientError, OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _stats(raw: Mapping[str, Any], node: str) -> ServerStats:
+    """What a server says on its operations face; numbers go by their metrics' names."""
+    series: Mapping[str, float] = raw["series"]
+    return ServerStats(
+        node=node,
+        boot_id=str(raw["boot_id"]),
+        version=str(raw["server_version"]),
+        capacity_bytes=int(raw["l1_bytes"]),
+        used_bytes=int(raw["l1_used_bytes"]),
+        clients=int(raw["clients"]),
+        lookups=_by_label(series, "kvpool_lookups_total", "reason"),
+        prompt_tokens=int(_sum(series, "kvpool_lookup_tokens_total")),
+        hit_tokens=int(_sum(series, "kvpool_hit_tokens_total")),
+        stored_chunks=_by_label(series, "kvpool_store_chunks_total", "disposition").get("stored", 0),
+        evicted_chunks=int(_sum(series, "kvpool_evicted_chunks_total")),
+    )
+
+
+def _sum(series: Mapping[str, float], name: str) -> float:
+    return sum(v for k, v in series.items() if k == name or k.startswith(name + "{"))
+
+
+def _by_label(series: Mapping[str, float], name: str, label: str) -> dict[str, int]:
+    """Values of ``name{label="x"}`` by x, without zeros."""
+    start = f'{name}{{{label}="'
+    return {k[len(start) :].partition('"')[0]: int(v) for k, v in series.items() if k.startswith(start) and v}
+
+
+def _server(pod: Mapping[str, Any], now: dt.datetime) -> ServerPod:
+    status, metadata = pod.get("status", {}), pod["metadata"]
+    ready = _condition(status, "Ready")
+    waiting, message = _why_waiting(status)
+    since = ready.get("lastTransitionTime") or metadata["creationTimestamp"]
+    return ServerPod(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        node=pod["spec"].get("nodeName") or _wanted_node(pod),
+        ip=status.get("podIP", ""),
+        revision=metadata.get("labels", {}).get("controller-revision-hash", ""),
+        ready=ready.get("status") == "True",
+        state_for_s=max(0.0, (now - dt.datetime.fromisoformat(since)).total_seconds()),
+        deleting="deletionTimestamp" in metadata,
+        waiting=waiting,
+        message=message,
+        restarts=sum(c.get("restartCount", 0) for c in status.get("containerStatuses", [])),
+    )
+
+
+def _why_waiting(status: Mapping[str, Any]) -> tuple[str, str]:
+    """Why no container runs: the scheduler's word first, then the first container's that waits."""
+    scheduled = _condition(status, "PodScheduled")
+    if scheduled.get("status") == "False":
+        return scheduled.get("reason", "Unschedulable"), scheduled.get("message", "")
+    for container in [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]:
+        waiting = container.get("state", {}).get("waiting")
+        if waiting and waiting.get("reason") != "PodInitializing":
+            return waiting.get("reason", ""), waiting.get("message", "")
+    return "", ""
+
+
+def _wanted_node(pod: Mapping[str, Any]) -> str:
+    """The node that the DaemonSet controller made *pod* for, before it is bound."""
+    affinity = pod["spec"].get("affinity", {}).get("nodeAffinity", {})
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {})
+    for term in required.get("nodeSelectorTerms", []):
+        for wanted in term.get("matchFields", []):
+            if wanted["key"] == "metadata.name":
+                return str(wanted["values"][0])
+    return ""
+
+
+async def _lost_nodes(cluster: Cluster, suspects: set[str]) -> set[str]:
+    """Those of *suspects* that the cluster has lost sight of."""
+    if len(suspects) > _NODE_READS:
+        found = [n for n in await cluster.list(NODES) if n["metadata"]["name"] in suspects]
+    else:
+        found = [n for n in [await _node(cluster, name) for name in sorted(suspects)] if n]
+    return {n["metadata"]["name"] for n in found if _condition(n.get("status", {}), "Ready").get("status") != "True"}
+
+
+async def _node(cluster: Cluster, name: str) -> dict[str, Any] | None:
+    try:
+        node: dict[str, Any] = await cluster.get(NODES, "", name)
+    except Absent:
+        return None
+    return node
+
+
+def _seen_from(pod: ServerPod, lost: set[str]) -> ServerPod:
+    if pod.node not in lost:
+        return pod
+    fields = {name: getattr(pod, name) for name in ServerPod.__dataclass_fields__}
+    return ServerPod(**(fields | {"reachable": False}))
+
+
+def _client(pod: Mapping[str, Any]) -> ClientPod:
+    metadata = pod["metadata"]
+    labels = metadata.get("labels", {})
+    keys = next((keys for keys in _GROUP_LABELS if all(k in labels for k in keys)), ())
+    return ClientPod(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        node=pod["spec"].get("nodeName", ""),
+        group="/".join([metadata["namespace"], *(labels[k] for k in keys)]) if keys else "",
+        wired=WIRED in metadata.get("annotations", {}),
+    )
+
+
+def _runs(pod: Mapping[str, Any]) -> bool:
+    return pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
+
+
+def _condition(status: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    return next((c for c in status.get("conditions", []) if c["type"] == kind), {})
+
+
+def _owned_by(item: Mapping[str, Any], uid: str) -> bool:
+    return any(o["uid"] == uid for o in item["metadata"].get("ownerReferences", []))

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One pass over one pool: live pool, desired objects, apply, observe, rollout, status."""
+
+import datetime as dt
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kvpool_operator import children, observe
+from kvpool_operator.cluster import PODS, POOLS, Cluster
+from kvpool_operator.desired import Facts, config_map, gpu, manifests, memory
+from kvpool_operator.errors import Absent, Conflict, InvalidPool, OperatorError, Permanent, Retryable
+from kvpool_operator.keys import ensure_key, known_key
+from kvpool_operator.observed import Observed, ServerPod, ServerStats, traffic
+from kvpool_operator.queue import Outcome
+from kvpool_operator.rollout import Decision, State, decide
+from kvpool_operator.settings import Settings
+from kvpool_operator.spec import GpuMode, Pool, PoolStatus, Strategy, dump, parse_pool, parse_status
+from kvpool_operator.status import Progress, status
+from kvpool_operator.surroundings import Surroundings
+
+__all__ = ["Key", "Reconciler", "StatsReader"]
+
+Key = tuple[str, str]
+"""Namespace and name of a pool."""
+
+StatsReader = Callable[[int, tuple[ServerPod, ...]], Awaitable[tuple[ServerStats, ...]]]
+"""Reads the statistics of servers: their operations port, their pods."""
+
+_SOON_S: Final = 2.0
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What is remembered of a pool between passes; losing it costs one apply and one window."""
+
+    uid: str
+    stats: tuple[ServerStats, ...] = ()
+    before: tuple[ServerStats, ...] = ()
+    read_s: float = float("-inf")
+    window_s: int = 0
+    written_s: float = float("-inf")
+    resynced_s: float = float("-inf")
+    key_checked_s: float = float("-inf")
+
+
+@dataclass(slots=True)
+class Reconciler:
+    """Brings pools to their desired state. One event loop; one pass over a key at a time."""
+
+    cluster: Cluster
+    settings: Settings
+    surroundings: Surroundings
+    read_stats: StatsReader
+    clock: Callable[[], float]
+    wall: Callable[[], dt.datetime]
+    report: Callable[[str, Key, str], None] = lambda _event, _key, _text: None
+    """Told of what a person may want to know."""
+    _applied: children.Applied = field(default_factory=children.Applied)
+    _memories: dict[Key, _Memory] = field(default_factory=dict)
+
+    async def __call__(self, key: Key) -> Outcome:
+        """One pass; every failure becomes an outcome."""
+        try:
+            return await self._pass(key)
+        except Absent as e:
+            self.report("pool.waits", key, str(e))
+            return Outcome(failed=True)
+        except Retryable as e:
+            self.report("pool.retried", key, str(e))
+            return Outcome(failed=True, after_s=e.after_s)
+        except OperatorError as e:
+            self.report("pool.failed", key, str(e))
+            return Outcome(failed=True)
+
+    def keys(self) -> list[Key]:
+        """Pools that are remembered."""
+        return list(self._memories)
+
+    async def _pass(self, key: Key) -> Outcome:
+        try:
+            body = await self.cluster.get(POOLS, *key)
+        except Absent:
+            body = None
+        if body is None or "deletionTimestamp" in body["metadata"]:
+            self._forget(key)
+            return Outcome(forget=True)
+        try:
+            pool = parse_pool(body)
+        except InvalidPool as e:
+            return await self._refused(key, body, str(e))
+        return await self._work(pool, body)
+
+    async def _work(self, pool: Pool, body: dict[str, Any]) -> Outcome:
+        memory_of = self._remember(pool)
+        live = await children.find(self.cluster, pool)
+        key = await self._key(pool, known_key(live.values()), memory_of)
+        facts = await self.surroundings.facts(key)
+        error = ""
+        try:
+            await children.settle(self.cluster, pool, manifests(pool, facts), live, self._applied)
+        except Permanent as e:
+            error = str(e)
+        seen = await self._observe(pool, facts, memory_of, error)
+        decision = decide(pool, seen, memory.startup_s(pool))
+        await self._replace(pool, decision)
+        written = await self._write_status(pool, body, seen, decision, memory_of)
+        return self._outcome(decision, seen, error=error, written=written)
+
+    def _remember(self, pool: Pool) -> _Memory:
+        """What is known of this very pool; at each resync everything is applied anew."""
+        found = self._memories.get(pool.key)
+        if found is None or found.uid != pool.uid:
+            found = self._memories[pool.key] = _Memory(pool.uid, resynced_s=self.clock())
+        if self.clock() - found.resynced_s >= self.settings.resync_s:
+            found.resynced_s = self.clock()
+            self._applied.forget(pool.uid)
+        return found
+
+    async def _key(self, pool: Pool, known: str, memory_of: _Memory) -> str:
+        """The public key; whether its Secret is still there is asked once per resync."""
+        if not config_map.serves_tcp(pool):
+            return ""
+        if not known or memory_of.key_checked_s < memory_of.resynced_s:
+            known = await ensure_key(self.cluster, pool, known)
+            memory_of.key_checked_s = self.clock()
+        return known
+
+    def _forget(self, key: Key) -> None:
+        found = self._memories.pop(key, None)
+        if found is not None:
+            self._applied.forget(found.uid)
+
+    async def _observe(self, pool: Pool, facts: Facts, memory_of: _Memory, error: str) -> Observed:
+        servers = await observe.servers(self.cluster, pool, self.wall())
+        await self._refresh_stats(pool, servers, memory_of)
+        mode = gpu.mode_in_use(pool, facts)
+        wanted_class = gpu.runtime_class(pool)
+        missing = mode is GpuMode.RUNTIME_CLASS and wanted_class not in facts.runtime_classes
+        return Observed(
+            daemon_set=await observe.daemon_set(self.cluster, pool),
+            servers=servers,
+            clients=await observe.clients(self.cluster, pool),
+            stats=memory_of.stats,
+            window=traffic(memory_of.before, memory_of.stats, memory_of.window_s),
+            gpu_mode=str(mode),
+            runtime_class_missing=wanted_class if missing else "",
+            request_bytes=memory.request_bytes(pool),
+            error=error,
+        )
+
+    async def _refresh_stats(self, pool: Pool, servers: tuple[ServerPod, ...], memory_of: _Memory) -> None:
+        """Read the statistics once per period; the window is the time between the last two readings."""
+        now_s = self.clock()
+        if now_s - memory_of.read_s < self.settings.stats_s:
+            return
+        fresh = await self.read_stats(pool.spec.network.operations_port, servers)
+        first = memory_of.read_s == float("-inf")
+        memory_of.before = fresh if first else memory_of.stats
+        memory_of.window_s = 0 if first else round(self.settings.stats_s)
+        memory_of.stats, memory_of.read_s = fresh, now_s
+
+    async def _replace(self, pool: Pool, decision: Decision) -> None:
+        for pod in decision.replace:
+            await self.cluster.delete(PODS, pool.namespace, pod.name, pod.uid)
+
+    async def _refused(self, key: Key, body: dict[str, Any], error: str) -> Outcome:
+        """The spec cannot even be read: nothing is touched but the status."""
+        before = parse_status(body)
+        stand_in = parse_pool({**body, "spec": {"l1": {"size": "64Mi"}}})
+        made = status(stand_in, Observed(error=error), Progress(State.WAITING), before, _stamp(self.wall()))
+        if made != before:
+            await self.cluster.apply_status(*key, dump(made))
+        return Outcome()
+
+    async def _write_status(
+        self, pool: Pool, body: dict[str, Any], seen: Observed, decision: Decision, memory_of: _Memory
+    ) -> bool:
+        """Write the status if it differs; False if it differs but was written too recently."""
+        before = parse_status(body)
+        made = status(pool, seen, _progress(pool, decision), before, _stamp(self.wall()))
+        if made == before:
+            return True
+        if self.clock() - memory_of.written_s < self.settings.status_gap_s:
+            return False
+        try:
+            await self.cluster.apply_status(*pool.key, dump(made))
+        except (Absent, Conflict):
+            return False
+        memory_of.written_s = self.clock()
+        self._tell(pool, before, made)
+        return True
+
+    def _tell(self, pool: Pool, before: PoolStatus, made: PoolStatus) -> None:
+        """One report for each condition that flipped."""
+        former = {c.type: c.status for c in before.conditions}
+        for condition in made.conditions:
+            if former.get(condition.type) != condition.status:
+                text = f"{condition.type}={condition.status} {condition.reason}: {condition.message}"
+                self.report("condition.changed", pool.key, text)
+
+    def _outcome(self, decision: Decision, seen: Observed, *, error: str, written: bool) -> Outcome:
+        if error:
+            return Outcome(after_s=self.settings.stats_s)
+        if not written:
+            return Outcome(after_s=self.settings.status_gap_s)
+        busy = decision.state not in (State.UP_TO_DATE, State.STOPPED, State.PAUSED, State.BY_KUBERNETES)
+        unready = seen.daemon_set is None or not seen.daemon_set.settled
+        return Outcome(after_s=_SOON_S if busy or unready else self.settings.stats_s)
+
+
+def _progress(pool: Pool, decision: Decision) -> Progress:
+    """With OnDelete nothing goes on until somebody deletes a pod."""
+    waits = decision.state is State.BY_KUBERNETES and pool.spec.update.strategy is Strategy.ON_DELETE
+    done = waits or decision.state in (State.UP_TO_DATE, State.NODES_AWAY)
+    return Progress(str(decision.state), decision.message, done, decision.state is State.STOPPED)
+
+
+def _stamp(now: dt.datetime) -> str:
+    return now.strftime("%Y-%m-%dT%H:%M:%SZ")

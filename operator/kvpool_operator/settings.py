@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How this operator process runs; read once from the environment, handed on as one value."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+__all__ = ["Settings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """One value for everything that is not in a pool."""
+
+    namespace: str = "kvpool-system"
+    """Namespace that the operator runs in; its Lease is there."""
+    identity: str = "kvpool-operator"
+    """Name of this replica."""
+    server_image: str = "kvpool-server"
+    priority_class: str | None = None
+    watch_namespaces: tuple[str, ...] = ()
+    """Namespaces with pools; empty: all."""
+    stats_url: str = "http://{ip}:{port}/status"
+    """Where a server's statistics are."""
+    stats_s: float = 30.0
+    """Time between two looks at the servers' statistics."""
+    resync_s: float = 300.0
+    """Time after which everything is applied and listed again, whatever the watches said."""
+    status_gap_s: float = 5.0
+    """Least time between two writes of one pool's status."""
+    parallel: int = 4
+    """Pools worked on at a time."""
+    lease_s: float = 15.0
+    health_port: int = 8080
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str]) -> Self:
+        """Settings from variables named ``KVPOOL_OPERATOR_<FIELD>``.
+
+        Raises:
+            ValueError: a number is none.
+        """
+        known = {name: environ.get(f"KVPOOL_OPERATOR_{name.upper()}") for name in cls.__dataclass_fields__}
+        given = {name: _value(cls, name, text) for name, text in known.items() if text}
+        return cls(**given)  # type: ignore[arg-type]
+
+
+def _value(cls: type[Settings], name: str, text: str) -> object:
+    default = cls.__dataclass_fields__[name].default
+    if isinstance(default, tuple):
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    if isinstance(default, int | float):
+        try:
+            return type(default)(text)
+        except ValueError as e:
+            raise ValueError(f"KVPOOL_OPERATOR_{name.upper()}: {text!r} is no number") from e
+    return text
