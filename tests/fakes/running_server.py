@@ -25,6 +25,7 @@ def server_config(folder: Path, **changes):
         "limits": LimitConfig(frame_bytes=64 << 10, chunks=512, clients=16),
         "leases": LeaseConfig(),
         "server_id": "test",
+        "drain_s": 0.2,
     }
     return ServerConfig(**(values | changes))
 
