@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from kvpool.cli.bench.client import BenchClient
@@ -35,7 +36,8 @@ def status(server: OwnServer) -> dict:
 
 
 def worker(server: OwnServer) -> BenchClient:
-    return BenchClient(server.client, bench_namespace(SHARD_BYTES, 1), Payload(SHARD_BYTES, 1), 8, Mode.CLIENT_MOVED)
+    config = msgspec.structs.replace(server.client, label="engine-of-a-test")
+    return BenchClient(config, bench_namespace(SHARD_BYTES, 1), Payload(SHARD_BYTES, 1), 8, Mode.CLIENT_MOVED)
 
 
 def test_verdict_follows_what_engines_do(server: OwnServer) -> None:
@@ -60,13 +62,18 @@ def test_verdict_follows_what_engines_do(server: OwnServer) -> None:
     assert 0 < found["hit_rate"] < 1
 
 
-def test_admin_names_the_clients_and_what_they_hold(server: OwnServer) -> None:
+@pytest.mark.behaviour("R059")
+def test_clients_and_what_they_hold_are_on_the_admin_face_alone(server: OwnServer) -> None:
     with worker(server) as engine:
         engine.store(chain := make_chain(bench_namespace(SHARD_BYTES, 1), 0, 1024, 256, seed=1), "store")
         engine.lookup(chain, "held")
+        public = kvpool("status", "--server", server.client.server, "--json")
         text = kvpool("status", "--server", server.client.server, "--admin", server.admin_socket)
 
+    assert "engine-of-a-test" not in public
+    assert "engine-of-a-test" in text
     assert "client-moved" in text
+    assert "16 KiB" in text  # four chunks, pinned by the lookup
     assert "1 connected" in text
 
 
@@ -89,6 +96,7 @@ def test_watch_repeats_until_it_is_interrupted(server: OwnServer) -> None:
         watching.communicate()
 
 
+@pytest.mark.behaviour("R061", "R068")
 def test_doctor_finds_nothing_wrong_with_a_good_server(server: OwnServer) -> None:
     found = json.loads(
         kvpool(
@@ -108,5 +116,7 @@ def test_doctor_finds_nothing_wrong_with_a_good_server(server: OwnServer) -> Non
 
     assert found["worst"] != "fail"
     assert "handshake and self-test passed" in checks["server"]["text"]
+    assert "256 tokens a chunk" in checks["server"]["text"]
+    assert "a round trip" in checks["server"]["text"]
     assert checks["transfer mode"]["text"].startswith("client-moved")
     assert checks["memory"]["level"] == "ok"
