@@ -5,7 +5,7 @@ import argparse
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -17,6 +17,9 @@ from kvpool.cli.verdict import Verdict, judge
 from kvpool.wire.messages import Statistics
 
 __all__ = ["as_json", "as_text", "run"]
+
+ID_DIGITS: Final = 8
+"""Digits of a client's id in the table, as in the server's log at debug; --json has all of them."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -97,7 +100,13 @@ def _client_table(clients: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _cell(name: str, value: object) -> str:
-    return _size(value) if name.endswith("_bytes") and isinstance(value, int) else str(value)
+    if value in (None, ""):
+        return "-"
+    if name.endswith("_bytes") and isinstance(value, int):
+        return _size(value)
+    if name == "client_id":
+        return str(value)[:ID_DIGITS]
+    return f"{value:.1f}" if isinstance(value, float) else str(value)
 
 
 def _counts(counts: Mapping[str, int]) -> str:
