@@ -66,10 +66,6 @@ class Inbox:
     def post(self, item: Callable[[], object]) -> None:
         """Have *item* run on the loop soon; what it raises ends the server. Safe in a signal handler."""
         self._items.append(item)
-        self.wake()
-
-    def wake(self) -> None:
-        """Make the loop look at what is due, without leaving anything."""
         if self._wake >= 0:
             os.eventfd_write(self._wake, 1)
 

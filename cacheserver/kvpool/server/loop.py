@@ -96,8 +96,9 @@ class Loop:
         """Wait for something to do, and do all of it."""
         ready = self._door.wait(self._timeout_s())
         received_s = self._parts.clock()
-        for item in self._inbox.take():
-            item()
+        if self._inbox.fileno() in ready:
+            for item in self._inbox.take():
+                item()
         self._serve(ready, received_s)
         if self._descriptors is not None and self._descriptors.fileno() in ready:
             self._descriptors.turn(received_s)

@@ -37,10 +37,11 @@ class ScriptedDoor:
         self.sent = []
         self.waited_s = []
         self.becomes = Sent.SENT
+        self.watched = -1
 
     def wait(self, timeout_s):
         self.waited_s.append(timeout_s)
-        return {Origin.UNIX} if self.queue else set()
+        return {Origin.UNIX, self.watched} if self.queue else {self.watched}
 
     def receive(self, _origin, most):
         taken, self.queue = self.queue[:most], self.queue[most:]
@@ -112,6 +113,7 @@ class World:
         self.now_s = 0.0
         self.door, self.engine, self.lanes = ScriptedDoor(), ScriptedEngine(), ScriptedLanes()
         self.inbox = Inbox()
+        self.door.watched = self.inbox.fileno()
         self.published = []
         config = ServerConfig(leases=LeaseConfig(heartbeat_s=1, client_silent_s=4), drain_s=3, limits=LimitConfig())
         numbers = Numbers()
