@@ -15,7 +15,7 @@ from kvpool_operator.observed import Observed, ServerPod, ServerStats, traffic
 from kvpool_operator.queue import Outcome
 from kvpool_operator.rollout import Decision, State, decide
 from kvpool_operator.settings import Settings
-from kvpool_operator.spec import GpuMode, Pool, PoolStatus, Strategy, dump, parse_pool, parse_status
+from kvpool_operator.spec import Condition, GpuMode, Pool, PoolStatus, Strategy, dump, parse_pool, parse_status
 from kvpool_operator.status import Progress, status
 from kvpool_operator.surroundings import Surroundings
 
@@ -56,6 +56,8 @@ class Reconciler:
     wall: Callable[[], dt.datetime]
     report: Callable[[str, Key, str], None] = lambda _event, _key, _text: None
     """Told of what a person may want to know."""
+    announce: Callable[[Pool, Condition], Awaitable[None]] | None = None
+    """Told of each condition that flipped."""
     _applied: children.Applied = field(default_factory=children.Applied)
     _memories: dict[Key, _Memory] = field(default_factory=dict)
 
@@ -188,16 +190,18 @@ class Reconciler:
         except (Absent, Conflict):
             return False
         memory_of.written_s = self.clock()
-        self._tell(pool, before, made)
+        await self._tell(pool, before, made)
         return True
 
-    def _tell(self, pool: Pool, before: PoolStatus, made: PoolStatus) -> None:
+    async def _tell(self, pool: Pool, before: PoolStatus, made: PoolStatus) -> None:
         """One report for each condition that flipped."""
         former = {c.type: c.status for c in before.conditions}
         for condition in made.conditions:
             if former.get(condition.type) != condition.status:
                 text = f"{condition.type}={condition.status} {condition.reason}: {condition.message}"
                 self.report("condition.changed", pool.key, text)
+                if self.announce is not None:
+                    await self.announce(pool, condition)
 
     def _outcome(self, decision: Decision, seen: Observed, *, error: str, written: bool) -> Outcome:
         if error:

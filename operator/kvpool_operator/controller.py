@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The controller process: watches on every replica, work on the one that holds the Lease."""
+
+import asyncio
+import datetime as dt
+import json
+import logging
+import random
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from kubernetes.aio import config
+from kubernetes.aio.client import ApiClient, Configuration
+
+from kvpool_operator import handlers, observe
+from kvpool_operator.cluster import POOLS, Cluster
+from kvpool_operator.errors import OperatorError
+from kvpool_operator.events import Poster
+from kvpool_operator.lease import Lease
+from kvpool_operator.observed import ServerPod, ServerStats
+from kvpool_operator.queue import Queue, Schedule
+from kvpool_operator.reconcile import Key, Reconciler
+from kvpool_operator.settings import Settings
+from kvpool_operator.supervise import supervise
+from kvpool_operator.surroundings import Surroundings
+
+__all__ = ["Controller", "run"]
+
+_log = logging.getLogger("kvpool.operator")
+_GAP_S = 1.0
+_STUCK_S = 300.0
+
+
+def _now() -> dt.datetime:
+    return dt.datetime.now(dt.UTC)
+
+
+@dataclass(slots=True)
+class _Life:
+    """When what was last seen to work, for the liveness probe."""
+
+    resynced_s: float
+    events: int = 0
+
+    def touch(self) -> None:
+        self.events += 1
+
+
+class Controller:
+    """One replica. One event loop."""
+
+    def __init__(self, api: ApiClient, session: aiohttp.ClientSession, settings: Settings) -> None:
+        self._settings = settings
+        self._session = session
+        self._cluster = Cluster(api)
+        surroundings = Surroundings(self._cluster, settings, time.monotonic)
+        self.reconciler = Reconciler(
+            self._cluster,
+            settings,
+            surroundings,
+            self._read_stats,
+            time.monotonic,
+            _now,
+            self._report,
+            Poster(self._cluster, settings.identity, _now),
+        )
+        schedule: Schedule[Key] = Schedule(gap_s=_GAP_S, parallel=settings.parallel, jitter=random.random)
+        self.queue: Queue[Key] = Queue(schedule, self.reconciler, time.monotonic)
+        self._life = _Life(time.monotonic())
+        self.watcher = handlers.Watcher(lambda key, urgent: self.queue.add(key, urgent=urgent), self._life.touch)
+        self.lease = Lease(self._cluster, settings.namespace, settings.identity, settings.lease_s, time.monotonic, _now)
+
+    async def run(self) -> None:
+        """Run until a signal; the Lease is given back at the end.
+
+        Raises:
+            LeaseLostError, KeepsFailingError: the process must end.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                leading = tasks.create_task(self._lead())
+                health = tasks.create_task(self._serve_health())
+                await supervise(lambda: handlers.operate(self.watcher, self._settings), self._again, time.monotonic)
+                leading.cancel()
+                health.cancel()
+        finally:
+            await self.lease.release()
+
+    async def _lead(self) -> None:
+        await self.lease.acquire()
+        _log.info("lease.acquired", extra={"fields": {"identity": self._settings.identity}})
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.lease.keep())
+            tasks.create_task(self.queue.run())
+            tasks.create_task(self._resync())
+
+    async def _resync(self) -> None:
+        """Name every pool that exists, as the API server says, at the start and ever again."""
+        while True:
+            rest_s = self._settings.resync_s
+            try:
+                for namespace in self._settings.watch_namespaces or ("",):
+                    found = await self._cluster.list(POOLS, namespace, metadata_only=True)
+                    self.queue.add_all((p["metadata"]["namespace"], p["metadata"]["name"]) for p in found)
+                self.queue.add_all(self.reconciler.keys())  # those that are gone are then forgotten
+                self._life.resynced_s = time.monotonic()
+            except OperatorError as e:
+                _log.warning("resync.failed", extra={"fields": {"error": str(e)}})
+                rest_s = min(rest_s, 5.0)
+            await asyncio.sleep(rest_s)
+
+    async def _read_stats(self, port: int, pods: tuple[ServerPod, ...]) -> tuple[ServerStats, ...]:
+        return await observe.read_stats(self._session, self._settings.stats_url, port, pods)
+
+    def _again(self, error: BaseException) -> None:
+        _log.warning("watches.failed", extra={"fields": {"error": repr(error)}})
+        self.watcher.forget()
+
+    def _report(self, event: str, key: Key, text: str) -> None:
+        _log.info(event, extra={"fields": {"namespace": key[0], "pool": key[1], "text": text}})
+
+    def healthy(self) -> bool:
+        """True while the queue moves and, on the leader, resyncs happen."""
+        stale = self.lease.held and time.monotonic() - self._life.resynced_s > 3 * self._settings.resync_s
+        return not stale and not (self.lease.held and self.queue.oldest_wait_s() > _STUCK_S)
+
+    async def _serve_health(self) -> None:
+        async def answer(_: web.Request) -> web.Response:
+            good = self.healthy()
+            return web.Response(text="ok" if good else "stuck", status=200 if good else 503)
+
+        app = web.Application()
+        app.router.add_get("/healthz", answer)
+        app.router.add_get("/readyz", answer)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, port=self._settings.health_port).start()
+            await asyncio.Event().wait()
+        finally:
+            await runner.cleanup()
+
+
+class _JsonFormatter(logging.Formatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {"level": record.levelname.lower(), "logger": record.name, "event": record.getMessage()}
+        line |= getattr(record, "fields", {})
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps({"time": self.formatTime(record), **line})
+
+
+async def run(settings: Settings) -> None:
+    """Log in, then run one replica until a signal.
+
+    Raises:
+        LeaseLostError, KeepsFailingError: the process must end.
+    """
+    handler = logging.StreamHandler()
+    handler.setFormatter(_JsonFormatter())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    configuration = Configuration()
+    load: Any = config.load_config
+    await load(client_configuration=configuration)
+    async with ApiClient(configuration) as api, aiohttp.ClientSession() as session:
+        await Controller(api, session, settings).run()

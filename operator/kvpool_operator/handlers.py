@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every kopf decorator. Each handler only names a pool to the queue; what to do is found out from the API server.
+
+Events alone: no diffs, no finalizers, no annotations of kopf's. What kopf believes to exist is a hint, never the truth.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import kopf
+
+from kvpool_operator.desired.names import POOL_LABEL, ROLE_LABEL
+from kvpool_operator.reconcile import Key
+from kvpool_operator.settings import Settings
+
+__all__ = ["Watcher", "configure", "operate"]
+
+_SERVERS: Final[Any] = {POOL_LABEL: kopf.PRESENT, ROLE_LABEL: "server"}
+_POOLS: Final = ("kvpool.dev", "v1alpha1", "kvcachepools")
+
+
+@dataclass(slots=True)
+class Watcher:
+    """What handlers share. One event loop.
+
+    Args:
+        ask: puts a pool into the queue; urgent if its own spec changed.
+        touched: called at each event, so that silence can be noticed.
+    """
+
+    ask: Callable[[Key, bool], None]
+    touched: Callable[[], None] = lambda: None
+    _generations: dict[Key, tuple[str, int]] = field(default_factory=dict)
+
+    def forget(self) -> None:
+        """Start as if nothing had been seen."""
+        self._generations.clear()
+
+    def pool_seen(self, metadata: Mapping[str, Any], *, deleted: bool) -> None:
+        """A pool came, changed or went. A change of its status alone is our own and asks for nothing."""
+        self.touched()
+        key = metadata["namespace"], metadata["name"]
+        version = metadata["uid"], metadata.get("generation", 0)
+        if deleted:
+            self._generations.pop(key, None)
+        elif self._generations.get(key) == version:
+            return
+        else:
+            self._generations[key] = version
+        self.ask(key, True)
+
+    def owned_seen(self, metadata: Mapping[str, Any]) -> None:
+        """Something that a pool owns came, changed or went."""
+        self.touched()
+        self.ask((metadata["namespace"], metadata["labels"][POOL_LABEL]), False)
+
+    def client_seen(self, metadata: Mapping[str, Any]) -> None:
+        """A pod that opted in; its pool may be in any namespace that knows its name."""
+        self.touched()
+        name = metadata["labels"][POOL_LABEL]
+        for key in [k for k in self._generations if k[1] == name]:
+            self.ask(key, False)
+
+
+@kopf.on.event(*_POOLS)
+async def on_pool(memo: Watcher, meta: Mapping[str, Any], type: str | None, **_: Any) -> None:  # noqa: A002
+    """A pool changed."""
+    memo.pool_seen(meta, deleted=type == "DELETED")
+
+
+@kopf.on.event("apps", "v1", "daemonsets", labels=_SERVERS)
+@kopf.on.event("v1", "configmaps", labels=_SERVERS)
+@kopf.on.event("v1", "services", labels=_SERVERS)
+@kopf.on.event("networking.k8s.io", "v1", "networkpolicies", labels=_SERVERS)
+async def on_owned(memo: Watcher, meta: Mapping[str, Any], **_: Any) -> None:
+    """Something that a pool owns changed."""
+    memo.owned_seen(meta)
+
+
+@kopf.on.event("v1", "pods", labels={POOL_LABEL: kopf.PRESENT})
+async def on_pod(memo: Watcher, meta: Mapping[str, Any], **_: Any) -> None:
+    """A server, or a pod that opted in, changed."""
+    if meta["labels"].get(ROLE_LABEL) == "server":
+        memo.owned_seen(meta)
+    else:
+        memo.client_seen(meta)
+
+
+@kopf.on.login(retries=3)
+async def on_login(**kwargs: Any) -> kopf.ConnectionInfo | None:
+    """Kubeconfig where there is one, else the pod's service account."""
+    return kopf.login_with_kubeconfig(**kwargs) or kopf.login_with_service_account(**kwargs)
+
+
+def configure(settings: kopf.OperatorSettings) -> None:
+    """Timeouts everywhere, lists in pages, selectors on the server's side, and nothing written by kopf."""
+    settings.posting.enabled = False
+    settings.scanning.disabled = True
+    settings.networking.request_timeout = 30
+    settings.networking.connect_timeout = 10
+    settings.networking.error_backoffs = (1, 1, 2, 3, 5, 8, 13, *[30] * 20)
+    settings.watching.server_timeout = 300
+    settings.watching.client_timeout = 310
+    settings.watching.connect_timeout = 10
+    settings.watching.chunk_size = 500
+    servers = f"{POOL_LABEL},{ROLE_LABEL}=server"
+    for kind in ("daemonsets", "configmaps", "services", "networkpolicies"):
+        settings.watching.label_selectors[kind] = servers
+    settings.watching.label_selectors["pods"] = POOL_LABEL
+    settings.process.ultimate_exiting_timeout = 10
+
+
+async def operate(watcher: Watcher, settings: Settings) -> None:
+    """Watch until told to stop by a signal.
+
+    Raises:
+        Exception: whatever ended kopf; start again.
+    """
+    kopf_settings = kopf.OperatorSettings()
+    configure(kopf_settings)
+    await kopf.operator(
+        settings=kopf_settings,
+        standalone=True,
+        clusterwide=not settings.watch_namespaces,
+        namespaces=settings.watch_namespaces,
+        memo=watcher,
+        registry=kopf.get_default_registry(),
+    )
