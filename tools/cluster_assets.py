@@ -90,9 +90,9 @@ CONTROL_PLANE: Final = (
     Asset("kube-apiserver", KUBERNETES, "cmd/kube-apiserver"),
     Asset("kube-controller-manager", KUBERNETES, "cmd/kube-controller-manager"),
     Asset("kube-scheduler", KUBERNETES, "cmd/kube-scheduler"),
-    Asset("kubectl", KUBERNETES, "cmd/kubectl"),
-    Asset("kwok", KWOK, "cmd/kwok"),
     Asset("kwok-stages", KWOK, folder="kustomize/stage"),
+    Asset("kwok", KWOK, "cmd/kwok"),
+    Asset("kubectl", KUBERNETES, "cmd/kubectl"),
     Asset("helm", HELM, "cmd/helm"),
 )
 NODES: Final = (

@@ -164,6 +164,7 @@ async def run(settings: Settings) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(_JsonFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.getLogger("kopf").setLevel(logging.WARNING)  # it has a line for each event
     configuration = Configuration()
     load: Any = config.load_config
     await load(client_configuration=configuration)

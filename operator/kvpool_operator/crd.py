@@ -82,12 +82,19 @@ def _version() -> dict[str, Any]:
                     "kind": {"type": "string"},
                     "metadata": {"type": "object"},
                     "spec": schema(PoolSpec),
-                    "status": schema(PoolStatus),
+                    "status": _without_defaults(schema(PoolStatus)),
                 },
                 "x-kubernetes-validations": [_validation(r) for r in Pool.rules],
             }
         },
     }
+
+
+def _without_defaults(node: Any) -> Any:
+    """A status says what was seen; nothing is filled in."""
+    if isinstance(node, dict):
+        return {k: _without_defaults(v) for k, v in node.items() if k != "default"}
+    return node
 
 
 def _column(name: str, kind: str, path: str, priority: int) -> dict[str, Any]:

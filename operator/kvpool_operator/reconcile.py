@@ -194,10 +194,10 @@ class Reconciler:
         return True
 
     async def _tell(self, pool: Pool, before: PoolStatus, made: PoolStatus) -> None:
-        """One report for each condition that flipped."""
+        """One report for each condition that flipped; what was never said before did not flip."""
         former = {c.type: c.status for c in before.conditions}
         for condition in made.conditions:
-            if former.get(condition.type) != condition.status:
+            if former.get(condition.type, condition.status) != condition.status:
                 text = f"{condition.type}={condition.status} {condition.reason}: {condition.message}"
                 self.report("condition.changed", pool.key, text)
                 if self.announce is not None:

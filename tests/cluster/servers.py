@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The statistics of all cache servers from one loopback address: fake nodes run no containers that could answer."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+__all__ = ["Statistics", "statistics"]
+
+
+class Statistics:
+    """What every server says, as the operations face of a real one says it; tests change it while it is served."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.asked: list[str] = []
+        self.clients = 0
+        self.series: dict[str, float] = {}
+        self.used_bytes = 0
+
+    def of(self, ip: str) -> dict[str, Any]:
+        """The answer for the pod at *ip*."""
+        self.asked.append(ip)
+        return {
+            "server_id": ip,
+            "server_version": "0.1.0",
+            "boot_id": ip.encode().hex(),
+            "l1_bytes": 1 << 30,
+            "l1_used_bytes": self.used_bytes,
+            "clients": self.clients,
+            "series": dict(self.series),
+        }
+
+
+@contextmanager
+def statistics() -> Iterator[Statistics]:
+    """Serve `Statistics` on loopback; its ``url`` takes the place of the servers' addresses."""
+    numbers = Statistics()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps(numbers.of(self.path.strip("/"))).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Nobody reads it."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    numbers.url = f"http://127.0.0.1:{server.server_address[1]}/{{ip}}"
+    try:
+        yield numbers
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
