@@ -20,7 +20,7 @@ class Entry:
     readers: int = 0
 
 
-def step(e: Entry, op: Op) -> Entry | None:
+def step(e: Entry, op: Op) -> Entry | None:  # noqa: C901, PLR0911 - a table, told in words
     """What the move does, told from its meaning; None where it makes no sense."""
     match e.phase, op:
         case Phase.FREE, Op.RESERVE:

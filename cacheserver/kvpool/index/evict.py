@@ -51,6 +51,10 @@ class Evictor:
         self._queues[cls] = Victims(queue.slots[count:], queue.ranks[count:], fresh=False)
         return self._still_true(queue.slots[:count], queue.ranks[:count], fresh)
 
+    def forget(self, cls: SlotClass) -> None:
+        """Look anew next time: victims that were found are not to be evicted after all."""
+        self._queues.pop(cls, None)
+
     def coldest(self, count: int) -> SlotArray:
         """Return the *count* least valuable slots of all classes."""
         return self._search(list(self._regions), count).slots[:count]

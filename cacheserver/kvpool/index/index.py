@@ -198,6 +198,7 @@ class Index:
         return former in (None, SERVER_OWNED, owner) or self._may_change_owner(number)
 
     def _convert(self, region: Region, cls: SlotClass, now_s: float) -> bool:
+        self._evictor.forget(cls)
         self.regions.drain(region, now_s)
         self._evict(self._evictor.evictable(region))
         return self._open_empty(cls)
