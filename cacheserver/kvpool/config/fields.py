@@ -81,7 +81,7 @@ class ListenConfig(Section, frozen=True, kw_only=True):
     socket_path: Annotated[
         str,
         Meta(
-            description="Unix socket for clients of this node, empty for none; one with the suffix .fd hands out segments."
+            description="Unix socket for clients of this node; empty for none. Beside it, NAME.fd hands out segments."
         ),
     ] = "/run/kvpool/kvpool.sock"
     socket_mode: Annotated[int, Meta(ge=0, le=0o777, description="Permission bits of the sockets.")] = 0o660
