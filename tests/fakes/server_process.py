@@ -38,7 +38,9 @@ class ServerProcess:
         self.kill()
 
     def start(self) -> None:
-        """Start; clients find it as soon as it listens."""
+        """Start, unless it runs; clients find it as soon as it listens."""
+        if self._process is not None and self._process.poll() is None:
+            return
         file = self.folder / "server.json"
         file.write_text(json.dumps(self.config))
         with (self.folder / "server.log").open("ab") as log:

@@ -24,9 +24,16 @@ ALL_BLOCKS = frozenset(range(TARGET, TARGET + 3 * CHUNK_BLOCKS))
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with ServerProcess(tmp_path_factory.mktemp("server")) as server:
-        yield server
+def process(tmp_path_factory):
+    with ServerProcess(tmp_path_factory.mktemp("server")) as process:
+        yield process
+
+
+@pytest.fixture
+def server(process):
+    """The server, running whatever the last test did to it."""
+    process.start()
+    return process
 
 
 @pytest.fixture(params=[Mode.CLIENT_MOVED, Mode.STREAMED], ids=str)
@@ -88,6 +95,8 @@ def test_a_server_killed_in_the_middle_of_a_store_claims_and_shows_nothing(serve
     server.restart()
     until(lambda: not engine.worker_link.state.healthy)
     assert not engine.worker_link.wait_healthy(1), "no Hello while the copy runs"
+    assert not engine.poll().stored, "its blocks are still read"
+    assert engine.worker.has_stores("s")
 
     engine.blocks.gate.set()
     again_healthy(engine)
