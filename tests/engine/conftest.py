@@ -33,7 +33,7 @@ def engine_python() -> Path:
 def model(python: Path, size: str) -> Path:
     """Folder of a model with random weights, made once for each version of its maker and environment."""
     version = hashlib.sha256(MAKER.read_bytes() + str(python.parents[1].name).encode()).hexdigest()[:12]
-    folder = python.parents[2] / "models" / f"llama-{size}-{version}"
+    folder = python.parents[2] / "models" / f"{size}-{version}"
     folder.parent.mkdir(exist_ok=True)
     with (folder.parent / f"{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -55,3 +55,9 @@ def small_model(engine_python: Path) -> Path:
 def large_model(engine_python: Path) -> Path:
     """53 million parameters: for comparing times."""
     return model(engine_python, "large")
+
+
+@pytest.fixture(scope="session")
+def window_model(engine_python: Path) -> Path:
+    """Two kinds of attention: not supported yet."""
+    return model(engine_python, "window")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make a small Llama with random weights and a tokenizer, in the engine's environment.
+"""Make a small model with random weights and a tokenizer, in the engine's environment.
 
-    python make_model.py FOLDER {small|large}
+    python make_model.py FOLDER {small|large|window}
 
 A model as a library initialises it repeats one token for ever, and cannot show that its cache was wrong. With these
 scales the greedy tokens of a prompt are nearly all distinct and depend on every layer.
@@ -12,13 +12,21 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 SIZES = {
     # name: layers, width, query heads, key heads, inner width, vocabulary
     "small": (4, 256, 8, 4, 512, 2048),
     "large": (8, 768, 12, 4, 2048, 4096),
 }
+SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 TEXT = ["the quick brown fox jumps over the lazy dog", "hello the dog, where is the fox?", "0123456789 one two three"]
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{{ eos_token }}{% endfor %}"
@@ -27,23 +35,9 @@ TEMPLATE = (
 
 
 def make_model(folder: Path, size: str) -> None:
-    layers, width, heads, key_heads, inner, vocabulary = SIZES[size]
-    config = LlamaConfig(
-        num_hidden_layers=layers,
-        hidden_size=width,
-        num_attention_heads=heads,
-        num_key_value_heads=key_heads,
-        intermediate_size=inner,
-        vocab_size=vocabulary,
-        max_position_embeddings=8192,
-        tie_word_embeddings=False,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        dtype="float32",
-    )
     torch.manual_seed(0)
-    model = LlamaForCausalLM(config).to(torch.float32)
+    model = window() if size == "window" else llama(*SIZES[size])
+    width = model.config.hidden_size
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "norm" in name:
@@ -51,7 +45,44 @@ def make_model(folder: Path, size: str) -> None:
             scale = {"q_proj": 2 / width**0.5, "k_proj": 2 / width**0.5, "embed_tokens": 1.0, "lm_head": 0.2}
             known = [value for part, value in scale.items() if part in name]
             weight.normal_(0.0, known[0] if known else 1 / width**0.5)
-    model.save_pretrained(folder)
+    model.to(torch.float32).save_pretrained(folder)
+
+
+def llama(layers: int, width: int, heads: int, key_heads: int, inner: int, vocabulary: int) -> PreTrainedModel:
+    return LlamaForCausalLM(
+        LlamaConfig(
+            num_hidden_layers=layers,
+            hidden_size=width,
+            num_attention_heads=heads,
+            num_key_value_heads=key_heads,
+            intermediate_size=inner,
+            vocab_size=vocabulary,
+            max_position_embeddings=8192,
+            tie_word_embeddings=False,
+            dtype="float32",
+            **SPECIAL,
+        )
+    )
+
+
+def window() -> PreTrainedModel:
+    """Layers with a sliding window beside layers with full attention: two cache groups."""
+    return Gemma3ForCausalLM(
+        Gemma3TextConfig(
+            num_hidden_layers=2,
+            layer_types=["sliding_attention", "full_attention"],
+            sliding_window=128,
+            hidden_size=256,
+            num_attention_heads=8,
+            num_key_value_heads=4,
+            head_dim=32,
+            intermediate_size=512,
+            vocab_size=2048,
+            max_position_embeddings=8192,
+            dtype="float32",
+            **SPECIAL,
+        )
+    )
 
 
 def make_tokenizer(folder: Path) -> None:

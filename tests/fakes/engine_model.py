@@ -40,6 +40,7 @@ class Run(FakeRequest):
     max_tokens: int = 4
     in_flight: int = 0
     failed: bool = False
+    failed_before: bool = False
 
 
 class Pool:
@@ -338,6 +339,7 @@ class EngineModel:
             if external is None:
                 return 0
             assert later == (external > 0)
+            assert not (external and request.failed_before), "a request whose load failed is promised a hit again"
             request.computed = len(local) * BLOCK + external
             assert request.computed <= request.num_tokens
         new = 0 if external else min(budget, request.num_tokens - request.computed)
@@ -406,6 +408,7 @@ class EngineModel:
         request.status = "waiting"
         self.numbers["failed"] += request.failed
         failed, request.failed = request.failed, False
+        request.failed_before |= failed
         self.pool.cache(request, request.computed)
         if failed and not request.computed:
             self.pool.drop(request.blocks)

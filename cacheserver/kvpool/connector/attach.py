@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps one half of the connector registered with its server, whatever size of chunks that server has."""
 
+import threading
 from dataclasses import dataclass
 
 from kvpool.client.link import Link
+from kvpool.client.state import LinkState
 from kvpool.config import ClientConfig
 from kvpool.connector.plan import WorkerFacts
 from kvpool.connector.translate import registration
@@ -30,7 +32,8 @@ class Attachment:
     """
 
     def __init__(self, config: ClientConfig, kind: ClientKind) -> None:
-        self.link = Link(config, kind, accept=self._accept)
+        self.link = Link(config, kind, on_state=self._on_state, accept=self._accept)
+        self._told = threading.Event()
         self._modes = config.modes if kind is ClientKind.WORKER else ()
         self._facts: WorkerFacts | None = None
         self._shards: tuple[int, ...] = ()
@@ -39,6 +42,10 @@ class Attachment:
         """Connect, and register *facts* for *shards* with every server that answers; once."""
         self._facts, self._shards = facts, shards
         self.link.start()
+
+    def wait_verdict(self, timeout_s: float) -> None:
+        """Wait until it is known whether there is a server; for the engine's start, whose first request may hit."""
+        self._told.wait(timeout_s)
 
     def session(self) -> Session | None:
         """Return the session that work can be begun in now; None while the engine runs uncached."""
@@ -54,6 +61,10 @@ class Attachment:
     def close(self, timeout_s: float) -> None:
         """Say goodbye; waits at most *timeout_s*. Idempotent."""
         self.link.close(timeout_s)
+
+    def _on_state(self, state: LinkState) -> None:
+        if state.reason is not UncachedReason.STARTING:
+            self._told.set()
 
     def _accept(self, welcome: Welcome) -> UncachedReason | None:
         """Fit the registration to the server's chunks; on the link's thread."""

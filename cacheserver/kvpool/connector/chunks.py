@@ -75,11 +75,13 @@ class ChunkKeys:
     def extend(self, request: EngineRequest, known: bytes, end_tokens: int) -> bytes:
         """Return the digests of all full chunks in the first *end_tokens* tokens, *known* ones first.
 
-        Fewer if the engine has not hashed as many blocks yet.
+        Fewer if the engine has not hashed as many blocks yet; *known* itself if it covers them all, or more.
 
         Raises:
             InvalidRange: one of the engine's hashes is not 32 bytes wide.
         """
+        if len(known) // DIGEST_BYTES >= end_tokens // self.chunk_tokens:
+            return known
         if self._hash_tokens:
             return self._from_hashes(request, known, end_tokens // self.chunk_tokens)
         tokens = np.array(request.all_token_ids[:end_tokens], dtype=np.uint32)

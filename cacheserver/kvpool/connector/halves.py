@@ -239,6 +239,7 @@ class SchedulerHalf(_Half):
             ),
         )
         self.attachment.begin(facts, shards)
+        self.attachment.wait_verdict(self._config.connect_s)
 
     def _session(self) -> Session | None:
         return None if self.attachment is None else self.attachment.session()

@@ -174,10 +174,11 @@ class SchedulerSide:
     ) -> tuple[int | None, bool]:
         """Say how many tokens beyond *local_tokens* can be loaded; (None, False) while the answer is pending.
 
-        May be called any number of times for a request that waits.
+        May be called any number of times for a request that waits. A local hit that ends inside a block gets no load:
+        what that block holds already must not be written again.
         """
         tracked = self._requests.setdefault(request.request_id, _Tracked(request))
-        if session is None or not self._may_load(tracked, session):
+        if session is None or local_tokens % self._block_tokens or not self._may_load(tracked, session):
             self._drop(tracked)
             return 0, False
         if not self._has_lookup(tracked, session, now_s):

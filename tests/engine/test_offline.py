@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real engines on a CPU against real servers: same tokens, whether computed, loaded, or loaded in vain."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.engine.harness import MIB, Engine, Server, connector, engine, server, until
+from tests.fakes.hold_proxy import HoldProxy
+
+FAILED, BAD = "vllm:kvpool_failed_loads", "vllm:kvpool_bad_blocks"
+
+
+def prompt(seed: object, tokens: int = 1100) -> list[int]:
+    """Token ids that no other test uses."""
+    numbers = random.Random(f"{seed}")
+    return [numbers.randrange(10, 2000) for _ in range(tokens)]
+
+
+def wait_clients(at: Server, count: int) -> None:
+    """Wait until that many clients are registered, the asking one among them."""
+    until(lambda: at.statistics().clients >= count, 60, f"{count} clients")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("e")
+
+
+@pytest.fixture(scope="module")
+def shared(folder: Path) -> Iterator[Server]:
+    """A server for the engines that do not need one of their own."""
+    with server(folder) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def plain(engine_python: Path, folder: Path, small_model: Path) -> Iterator[Engine]:
+    """An engine without a cache server: what is right."""
+    with engine(engine_python, folder, small_model) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def first(engine_python: Path, folder: Path, small_model: Path, shared: Server) -> Iterator[Engine]:
+    with engine(engine_python, folder, small_model, kv_transfer_config=connector(shared.address)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def second(engine_python: Path, folder: Path, small_model: Path, shared: Server, first: Engine) -> Iterator[Engine]:
+    """Another process, at the same time; it streams where the first one maps memory."""
+    transfer = connector(shared.address, modes=["streamed"])
+    with engine(engine_python, folder, small_model, kv_transfer_config=transfer) as running:
+        wait_clients(shared, 4)
+        yield running
+
+
+@pytest.mark.behaviour("R018", "R024", "R052")
+@pytest.mark.parametrize("tokens", [1100, 1024, 300])
+def test_another_process_loads_what_the_first_one_stored(
+    plain: Engine, first: Engine, second: Engine, shared: Server, tokens: int
+) -> None:
+    wait_clients(shared, 5)
+    made = prompt(f"share {tokens}", tokens)
+    expected = plain.generate([made])["tokens"]
+    before = shared.statistics().chunks
+
+    cold = first.generate([made])
+    shared.wait_chunks(before + tokens // 256)
+    loaded = second.generate([made])
+
+    assert cold["tokens"] == loaded["tokens"] == expected
+    assert (cold["cached"], loaded["cached"]) == ([0], [min(tokens // 256 * 256, tokens - 1)])
+    assert len(set(expected[0])) > 4, "a model that repeats itself cannot show an error"
+
+
+def test_what_was_streamed_can_be_mapped_and_the_other_way_round(first: Engine, second: Engine, shared: Server) -> None:
+    wait_clients(shared, 5)
+    made = prompt("modes")
+    before = shared.statistics().chunks
+
+    cold = second.generate([made])
+    shared.wait_chunks(before + 4)
+    loaded = first.generate([made])
+
+    assert loaded["cached"] == [1024]
+    assert loaded["tokens"] == cold["tokens"]
+
+
+@pytest.mark.behaviour("R076")
+def test_salts_separate(first: Engine, second: Engine, shared: Server) -> None:
+    wait_clients(shared, 5)
+    made = prompt("salt")
+    before = shared.statistics().chunks
+    first.generate([made], salt="a")
+    shared.wait_chunks(before + 4)
+
+    assert second.generate([made])["cached"] == [0]
+    assert second.generate([made], salt="b")["cached"] == [0]
+    assert second.generate([made], salt="a")["cached"] == [1024]
+
+
+def test_generated_tokens_are_not_stored(first: Engine, shared: Server) -> None:
+    wait_clients(shared, 3)
+    before = shared.statistics().chunks
+    made = prompt("generated", 500)
+
+    first.generate([made], max_tokens=40)
+    first.reset()
+
+    assert shared.statistics().chunks == before + 1
+
+
+def test_many_requests_at_once(plain: Engine, first: Engine, second: Engine, shared: Server) -> None:
+    """Batches change a CPU engine's sums, so tokens are compared for the prompts that were computed alone."""
+    wait_clients(shared, 5)
+    before = shared.statistics().chunks
+    made = [prompt(f"many {i}", 520 + 40 * i) for i in range(6)]
+    first.generate(made)
+    shared.wait_chunks(before + sum(len(p) // 256 for p in made))
+
+    together = second.generate(made)
+
+    assert together["cached"] == [len(p) // 256 * 256 for p in made]
+    assert together["reasons"] == ["length"] * 6
+    assert plain.generate(made[:1])["tokens"] == first.generate(made[:1])["tokens"]
+
+
+@pytest.mark.behaviour("R088", "R127", "D062", "D069")
+def test_a_killed_server_keeps_its_chunks(first: Engine, shared: Server) -> None:
+    wait_clients(shared, 3)
+    made = prompt("restart")
+    before = shared.statistics().chunks
+    cold = first.generate([made])
+    shared.wait_chunks(before + 4)
+    first.reset()
+
+    shared.kill()
+    alone = first.generate([made])
+    first.reset()
+    shared.start()
+    wait_clients(shared, 3)
+    loaded = first.generate([made])
+
+    assert (alone["cached"], loaded["cached"]) == ([0], [1024])
+    assert cold["tokens"] == alone["tokens"] == loaded["tokens"]
+
+
+def test_a_damaged_layer_changes_the_tokens(
+    engine_python: Path, folder: Path, small_model: Path, first: Engine, shared: Server
+) -> None:
+    """The negative control of this file: loaded bytes are used, and a wrong one is seen."""
+    wait_clients(shared, 3)
+    made = [prompt(f"damage {i}") for i in range(2)]
+    before = shared.statistics().chunks
+    cold = [first.generate([p])["tokens"] for p in made]
+    shared.wait_chunks(before + 8)
+    transfer = connector(shared.address)
+    with engine(engine_python, folder, small_model, kv_transfer_config=transfer, zero_loaded_layer=2) as damaged:
+        loaded = [damaged.generate([p]) for p in made]
+
+    assert [answer["cached"] for answer in loaded] == [[1024], [1024]]
+    assert all(answer["tokens"] != tokens for answer, tokens in zip(loaded, cold, strict=True))
+
+
+@pytest.mark.behaviour("R098", "R104", "D053", "D054", "D055")
+def test_a_server_that_dies_during_a_load_costs_a_recompute(
+    engine_python: Path, tmp_path_factory: pytest.TempPathFactory, small_model: Path, plain: Engine
+) -> None:
+    place = tmp_path_factory.mktemp("d")
+    with (
+        server(place) as dying,
+        HoldProxy(place / "p.sock", dying.socket) as proxy,
+        engine(
+            engine_python,
+            place,
+            small_model,
+            kv_transfer_config=connector(proxy.address, modes=["streamed"], transfer_s=20),
+        ) as running,
+    ):
+        for number, (tag, nth) in enumerate([("prepare_retrieve", 1), ("read_chunk", 3), ("commit_retrieve", 1)]):
+            wait_clients(dying, 3)
+            made = prompt(f"die at {tag}")
+            chunks = dying.statistics().chunks
+            assert running.generate([made])["cached"] == [0]
+            dying.wait_chunks(chunks + 4)
+            running.reset()
+
+            hold = proxy.hold(tag, nth)
+            running.begin([made])
+            hold.wait_held(60)
+            dying.kill()
+            hold.release()
+            answer = running.end()
+
+            assert answer["tokens"] == plain.generate([made])["tokens"]
+            assert answer["reasons"] == ["length"]
+            counted = running.metrics()
+            assert (counted[FAILED], counted[BAD]) == (number + 1, 32 * (number + 1)), "all four chunks of each load"
+            assert counted["vllm:kvpool_loads_in_flight"] == 0
+            dying.start()
+
+
+@pytest.mark.behaviour("D004", "D105")
+def test_under_pressure_tokens_stay_right(
+    engine_python: Path, tmp_path_factory: pytest.TempPathFactory, small_model: Path, plain: Engine
+) -> None:
+    """Twelve prompts of four chunks, a cache of some fifteen: most are evicted before they come again."""
+    place = tmp_path_factory.mktemp("p")
+    made = [prompt(f"pressure {i}") for i in range(12)]
+    expected = [plain.generate([p])["tokens"] for p in made]
+    with (
+        server(place, size_bytes=16 * MIB) as small,
+        engine(engine_python, place, small_model, kv_transfer_config=connector(small.address)) as running,
+    ):
+        wait_clients(small, 3)
+        hits = 0
+        for turn in range(3):
+            for number in [*range(12), 11, 11]:
+                answer = running.generate([made[number]])
+                assert answer["tokens"] == expected[number], f"turn {turn}, prompt {number}"
+                hits += answer["cached"][0] > 0
+                running.reset()
+        statistics = small.statistics()
+
+    assert hits >= 3, "what was used last is still there"
+    assert any(value > 0 for name, value in statistics.counters.items() if "evicted" in name), statistics.counters
+
+
+@pytest.mark.behaviour("R112", "R088")
+def test_an_engine_that_starts_before_its_server(
+    engine_python: Path, tmp_path_factory: pytest.TempPathFactory, small_model: Path, plain: Engine
+) -> None:
+    place = tmp_path_factory.mktemp("a")
+    late = Server(place)
+    made = prompt("early")
+    expected = plain.generate([made])["tokens"]
+    try:
+        with engine(engine_python, place, small_model, kv_transfer_config=connector(late.address)) as running:
+            alone = running.generate([made])
+            uncached = running.metrics()
+            running.reset()
+            late.start()
+            wait_clients(late, 3)
+            stored = running.generate([made])
+            late.wait_chunks(4)
+            running.reset()
+            loaded = running.generate([made])
+            attached = running.metrics()
+    finally:
+        late.close()
+
+    assert alone["tokens"] == stored["tokens"] == loaded["tokens"] == expected
+    assert [a["cached"] for a in (alone, stored, loaded)] == [[0], [0], [1024]]
+    for half in ("scheduler", "worker"):
+        name = f'vllm:kvpool_uncached{{half="{half}",reason="unreachable"}}'
+        assert (uncached[name], attached[name]) == (1, 0)
+
+
+@pytest.mark.behaviour("R121")
+def test_a_wrong_setting_stops_the_start(engine_python: Path, folder: Path, small_model: Path) -> None:
+    wrong = Engine(engine_python, folder, small_model, kv_transfer_config=connector("ipc:///nowhere", lookup_seconds=1))
+    try:
+        log = wrong.failed_to_start()
+    finally:
+        wrong.close()
+
+    assert "lookup_seconds" in log
+    assert "ConfigError" in log
+
+
+@pytest.mark.behaviour("R123")
+def test_a_model_with_windows_runs_uncached_and_says_so(
+    engine_python: Path, folder: Path, window_model: Path, shared: Server
+) -> None:
+    made = prompt("window", 600)
+    before = shared.statistics().chunks
+    transfer = connector(shared.address)
+    with engine(engine_python, folder, window_model, kv_transfer_config=transfer) as running:
+        tokens = [running.generate([made])["tokens"] for _ in range(2)]
+        counted, log = running.metrics(), running.log()
+
+    assert tokens[0] == tokens[1]
+    assert shared.statistics().chunks == before
+    assert "runs uncached: the model has 2 cache groups" in log
+    assert counted['vllm:kvpool_uncached{half="scheduler",reason="unsupported"}'] == 1
