@@ -27,7 +27,8 @@ class NumpyBlocks:
     def gather(self, group, block_ids, out) -> None:
         self._pass(block_ids)
         target = np.frombuffer(out, dtype=np.uint8).reshape(len(block_ids), -1)
-        np.take(self.memory, block_ids, axis=0, out=target)
+        # Not mode "raise", which copies through a buffer; the range was checked.
+        np.take(self.memory, block_ids, axis=0, out=target, mode="clip")
         self.gathered += 1
 
     def scatter(self, group, block_ids, skip_blocks, data) -> None:

@@ -80,5 +80,11 @@ class ServerProcess:
         self.start()
 
     @property
+    def endpoints(self) -> list[str]:
+        """Addresses of the last start; empty until it is ready."""
+        ready = [json.loads(line) for line in self.log.splitlines() if '"server.ready"' in line]
+        return ready[-1]["endpoints"] if ready else []
+
+    @property
     def log(self) -> str:
         return (self.folder / "server.log").read_text()

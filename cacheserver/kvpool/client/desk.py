@@ -81,12 +81,12 @@ class Desk:
 
 
 def _log_change(old: LinkState, new: LinkState, server: str) -> None:
-    """Write one line for a state that differs from the last one in more than its welcome."""
+    """Write one line for each change; an unreachable server is one state, whatever each attempt said of it."""
     if new.healthy:
         version = new.welcome.server_version if new.welcome else "?"
         log.info("cache server %s: connected to kvpool %s, mode %s", server, version, new.mode or "none")
-    elif (new.reason, new.detail) == (old.reason, old.detail):
-        return
+    elif new.reason is old.reason and (new.detail == old.detail or new.reason is UncachedReason.UNREACHABLE):
+        log.debug("cache server %s: %s", server, new.detail)
     elif new.reason in (UncachedReason.STARTING, UncachedReason.CLOSED):
         log.info("cache server %s: %s", server, new.detail)
     else:

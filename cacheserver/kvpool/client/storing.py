@@ -27,7 +27,7 @@ from kvpool.wire.messages import CommitStore, PrepareStore, Stored
 
 __all__ = ["Storing"]
 
-_READY_POLL_S: Final = 0.003
+_READY_POLL_S: Final = 0.01
 """How often a store looks whether its blocks are final: the engine's event cannot wake the lane."""
 
 
@@ -83,7 +83,7 @@ class Storing:
 
     def abandon(self, reason: str) -> None:
         """End it without a byte sent."""
-        self._ledger.count(f"stores_dropped_{reason}")
+        self._drop(reason)
         self._commit()
         self._ledger.end_store(self.job.request_id)
 
@@ -113,12 +113,16 @@ class Storing:
     def _rows(self) -> NDArray[np.void] | None:
         """Return the server's answer, or None if there will be no transfer."""
         if not self.prepared.done() or (self.prepared.error() is None and not self.job.ready.is_set()):
-            self._ledger.count("stores_dropped_late")
+            self._drop("late")
         elif (error := self.prepared.error()) is not None:
-            self._ledger.count(f"stores_dropped_{error.code}")
+            self._drop(error.code, str(error))
         else:
             return placements_of(only(self.prepared.result()[1]), self.job.chunks)
         return None
+
+    def _drop(self, reason: str, detail: str = "") -> None:
+        self._ledger.count(f"stores_dropped_{reason}")
+        log.debug("store of %s dropped: %s %s", self.job.request_id, reason, detail)
 
     def _send(self, rows: NDArray[np.void]) -> None:
         writer: Writer

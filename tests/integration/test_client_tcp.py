@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client of another network namespace: TCP, encrypted, a shared secret, bytes streamed."""
+
+import pytest
+from tests.fakes.clients import CHUNK_BLOCKS, FakeEngine, digests, until
+from tests.fakes.server_process import ServerProcess
+
+from kvpool.client.link import Link
+from kvpool.config import ClientConfig
+from kvpool.model.identity import ClientKind, Mode
+from kvpool.model.reasons import UncachedReason
+from kvpool.server.keys import make_key
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A server with a key and a secret: (address, public key, secret file)."""
+    folder = tmp_path_factory.mktemp("server")
+    public = make_key(str(folder / "key"))
+    secret = folder / "secret"
+    secret.write_text("a secret of this pool alone\n")
+    secret.chmod(0o600)
+    listen = {"socket_path": "", "tcp_host": "127.0.0.1", "tcp_port": 0, "curve_key_file": str(folder / "key")}
+    with ServerProcess(folder, listen=listen, auth={"kind": "secret", "secret_file": str(secret)}) as server:
+        until(lambda: server.endpoints, 30)
+        yield server.endpoints[0], public, str(secret)
+
+
+@pytest.mark.timeout(60)
+def test_chunks_travel_encrypted_and_streamed(place):
+    address, public, secret = place
+    with FakeEngine(address, server_key=public, secret_file=secret) as engine:
+        engine.healthy()
+        engine.blocks.fill(1)
+        keys = digests(3)
+
+        engine.store(keys)
+
+        assert engine.worker_link.state.mode is Mode.STREAMED
+        assert engine.load(engine.lookup(keys), 100) == frozenset()
+        assert (engine.bytes_of(100, 3) == engine.bytes_of(0, 3)).all()
+        assert engine.blocks.memory[100 + 3 * CHUNK_BLOCKS :].any()
+
+
+def reason_of(**config):
+    link = Link(ClientConfig(**({"connect_s": 0.5} | config)), ClientKind.PROBE)
+    link.start()
+    try:
+        return until(lambda: link.state if link.state.reason is not UncachedReason.STARTING else None)
+    finally:
+        link.close(0.2)
+
+
+def test_a_wrong_secret_is_an_identity_problem(place, tmp_path):
+    address, public, _ = place
+    wrong = tmp_path / "wrong"
+    wrong.write_text("guessed")
+
+    assert reason_of(server=address, server_key=public, secret_file=str(wrong)).reason is UncachedReason.IDENTITY
+
+
+def test_another_servers_key_never_gets_through(place, tmp_path):
+    address, _, secret = place
+    stranger = make_key(str(tmp_path / "key"))
+
+    state = reason_of(server=address, server_key=stranger, secret_file=secret)
+
+    assert state.reason is UncachedReason.UNREACHABLE
+    assert not state.welcome
+
+
+def test_a_port_where_nobody_listens_costs_no_more_than_the_handshakes_deadline(place):
+    _, public, secret = place
+
+    state = reason_of(server="tcp://127.0.0.1:9", server_key=public, secret_file=secret)
+
+    assert state.reason is UncachedReason.UNREACHABLE
