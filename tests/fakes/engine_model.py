@@ -16,6 +16,7 @@ from tests.fakes.engine_parts import BLOCK, CHUNK, PER_CHUNK, FakeLookups, FakeR
 
 from kvpool.client.jobs import Finished
 from kvpool.connector.attach import Session
+from kvpool.connector.hits import Hits
 from kvpool.connector.plan import StepPlan, decode, encode
 from kvpool.connector.scheduler import SchedulerSide, Step
 from kvpool.connector.worker import WorkerSide
@@ -179,14 +180,8 @@ class EngineModel:
         self.session = Session(1, CHUNK, 60.0)
         self.truth = {}
         self.lookups = Lookups()
-        self.side = SchedulerSide(
-            self.lookups,
-            role=Role.BOTH,
-            shards=(0,),
-            block_tokens=BLOCK,
-            store_generated=self.random.random() < 0.3,
-            keys=lambda _: chunk_keys(),
-        )
+        hits = Hits(self.lookups, loads=True, shards=(0,), keys=lambda _: chunk_keys())
+        self.side = SchedulerSide(hits, role=Role.BOTH, block_tokens=BLOCK, store_generated=self.random.random() < 0.3)
         self.transfers = Transfers(self)
         self.worker = WorkerSide(
             self.transfers, shard=0, writer=True, role=Role.BOTH, block_tokens=BLOCK, timeout_s=1.0

@@ -17,6 +17,7 @@ from kvpool.config import ClientConfig
 from kvpool.connector.attach import Attachment, Session
 from kvpool.connector.chunks import ChunkKeys, EngineRequest
 from kvpool.connector.fingerprint import Unidentified, adapter_fingerprint
+from kvpool.connector.hits import Hits
 from kvpool.connector.plan import StepPlan, WorkerFacts, decode
 from kvpool.connector.scheduler import Blocks, SchedulerSide, Step
 from kvpool.connector.statistics import Sampler
@@ -225,18 +226,22 @@ class SchedulerHalf(_Half):
         assert facts.namespace is not None
         shards = tuple(range(facts.namespace.shard_count))
         self.attachment = Attachment(self._config, ClientKind.SCHEDULER)
-        self._side = SchedulerSide(
+        hits = Hits(
             SchedulerAdapter(self.attachment.link, self._config),
-            role=self._config.role,
+            loads=self._config.role.loads,
             shards=shards,
-            block_tokens=facts.block_tokens,
-            store_generated=self._config.store_generated,
             keys=lambda chunk_tokens: ChunkKeys(
                 namespace_of(facts, chunk_tokens),
                 chunk_tokens=chunk_tokens,
                 hash_tokens=facts.hash_tokens,
                 identify_adapter=self._identify,
             ),
+        )
+        self._side = SchedulerSide(
+            hits,
+            role=self._config.role,
+            block_tokens=facts.block_tokens,
+            store_generated=self._config.store_generated,
         )
         self.attachment.begin(facts, shards)
         self.attachment.wait_verdict(self._config.connect_s)

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scheduler's half, call by call as the engine makes them."""
 
+from types import SimpleNamespace
+
+import blake3
 import pytest
 from tests.fakes.engine_parts import BLOCK, CHUNK, FakeLookups, FakeRequest, chunk_keys
 
 from kvpool.connector.attach import Session
+from kvpool.connector.hits import EARLY_LOOKUPS, Hits
 from kvpool.connector.plan import block_array
-from kvpool.connector.scheduler import EARLY_LOOKUPS, SchedulerSide, Step
+from kvpool.connector.scheduler import SchedulerSide, Step
+from kvpool.model import keys
 from kvpool.model.identity import Role
 
 SESSION = Session(epoch=1, chunk_tokens=CHUNK, lookup_lease_s=60.0)
@@ -20,14 +25,13 @@ class Bench:
         self.lookups = lookups or FakeLookups()
         self.session = SESSION
         self.now_s = 0.0
-        self.side = SchedulerSide(
+        hits = Hits(
             self.lookups,
-            role=role,
+            loads=role.loads,
             shards=(0, 1),
-            block_tokens=BLOCK,
-            store_generated=store_generated,
             keys=lambda chunk_tokens: chunk_keys(chunk_tokens=chunk_tokens),
         )
+        self.side = SchedulerSide(hits, role=role, block_tokens=BLOCK, store_generated=store_generated)
 
     def hold(self, request, chunks):
         """Make the server hold the first chunks of a request."""
@@ -113,6 +117,56 @@ def test_only_tokens_beyond_the_local_hit_count() -> None:
     assert bench.matched(request, 36) == NOTHING
 
 
+@pytest.mark.behaviour("R031")
+def test_a_local_hit_that_ends_inside_a_block_gets_no_load() -> None:
+    bench = Bench()
+    request = bench.arrived(prompt(40), held=2)
+
+    assert bench.matched(request, BLOCK + 1) == NOTHING
+    bench.side.allocated("r", bench.blocks(request), 0)
+
+    assert bench.plan().loads == ()
+    assert bench.lookups.open == {}, "nothing stays pinned for it"
+
+
+@pytest.mark.behaviour("R041", "R044", "R090")
+def test_all_full_chunks_are_looked_up_in_all_shards() -> None:
+    asked = []
+
+    class Lookups(FakeLookups):
+        def lookup(self, request_id, digests, shards):
+            asked.append((request_id, digests, shards))
+            super().lookup(request_id, digests, shards)
+
+    request = prompt(3 * CHUNK + 5)
+    Bench(lookups=Lookups()).arrived(request)
+
+    assert asked == [("r", chunk_keys().extend(request, b"", 3 * CHUNK), (0, 1))]
+
+
+@pytest.mark.behaviour("D026")
+def test_each_digest_is_computed_once(monkeypatch) -> None:
+    made = []
+
+    def counted(data=b""):
+        made.append(data)
+        return blake3.blake3(data)
+
+    monkeypatch.setattr(keys, "blake3", SimpleNamespace(blake3=counted))
+    bench = Bench()
+    bench.side._hits._make_keys = lambda chunk_tokens: chunk_keys(hash_tokens=0, chunk_tokens=chunk_tokens)
+    request = prompt(4 * CHUNK)
+    bench.side.arrived(request, SESSION, 0.0)
+    for local in (0, 0, CHUNK):
+        bench.matched(request, local)
+    bench.admit(request)
+    for computed in range(CHUNK, 5 * CHUNK, CHUNK):
+        bench.plan((request, computed))
+    bench.side.finished("r")
+
+    assert len(made) == 1 + 4, "the root, and each chunk"
+
+
 def test_a_short_prompt_asks_nobody() -> None:
     bench = Bench()
     request = bench.arrived(prompt(CHUNK - 1))
@@ -152,7 +206,7 @@ def test_a_lookup_of_a_lost_session_is_made_again() -> None:
     assert [c for c in bench.lookups.calls if c[0] == "lookup"] == [("lookup", "r")] * 2
 
 
-@pytest.mark.behaviour("D010", "D064")
+@pytest.mark.behaviour("D116")
 def test_a_request_that_waits_for_long_is_looked_up_again_before_its_lease_ends() -> None:
     bench = Bench()
     request = bench.arrived(prompt(40), held=2)
@@ -189,6 +243,7 @@ def test_a_long_queue_is_not_looked_up_on_arrival() -> None:
 # --- loads -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.behaviour("D020")
 def test_a_load_names_chunks_blocks_and_what_to_skip() -> None:
     bench = Bench()
     request = bench.arrived(prompt(56), held=3)
@@ -201,7 +256,7 @@ def test_a_load_names_chunks_blocks_and_what_to_skip() -> None:
     assert ("free", "r", 0, 1) in bench.lookups.calls
 
 
-@pytest.mark.behaviour("R033", "D020")
+@pytest.mark.behaviour("R033")
 def test_blocks_of_the_local_hit_are_never_written() -> None:
     bench = Bench()
     request = bench.arrived(prompt(56), held=3)
@@ -276,6 +331,7 @@ def test_blocks_that_do_not_cover_the_load_are_our_error() -> None:
 # --- stores ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.behaviour("R010")
 def test_full_chunks_are_stored_as_they_become_complete() -> None:
     bench = Bench()
     request = bench.arrived(prompt(40))
@@ -393,7 +449,7 @@ def test_an_aborted_load_is_released_by_its_own_end_alone() -> None:
     bench.side.received(["r"], [1])  # late, and harmless
 
 
-@pytest.mark.behaviour("D061", "D095")
+@pytest.mark.behaviour("D023", "D061")
 def test_an_abort_ends_the_lookup_wherever_it_stands() -> None:
     for answered in (True, False):
         bench = Bench()
