@@ -158,6 +158,9 @@ class Keeper:
             self._desk.publish(draining, is_open=True)
 
     def _healthy(self, session: Session, mode: Mode | None) -> None:
+        """Make a session known, unless the link is being closed: whoever closed it expects no news any more."""
+        if self._stopping:
+            return
         self.sessions += 1
         epoch = self._desk.state.epoch + 1
         # First the gate: nobody knows the epoch yet, and whoever learns it finds the gate open.

@@ -65,7 +65,7 @@ class Loading:
 
     def abandon(self, reason: str) -> None:
         """End it without a byte read: all its blocks are bad."""
-        self._ledger.count(f"loads_failed_{reason}")
+        self._fail(reason)
         self._commit()
         self._end()
 
@@ -82,10 +82,9 @@ class Loading:
             if self.prepared.done():
                 self._receive(self._answer())
             else:
-                self._ledger.count("loads_failed_late")
+                self._fail("late")
         except CacheError as e:
-            self._ledger.count(f"loads_failed_{e.code}")
-            log.debug("load of %s failed: %s", self.job.request_id, e)
+            self._fail(e.code, str(e))
         finally:
             # Whatever happened: this reader's pins go.
             committed = self._commit()
@@ -136,8 +135,11 @@ class Loading:
                 raise DeadlineExceeded("the commit was not answered in time")
             self._vouched = flags_of(only(committed.result()[1]), self.job.chunks) == Disposition.VOUCHED
         except CacheError as e:
-            self._ledger.count(f"loads_failed_{e.code}")
-            log.debug("load of %s is not vouched for: %s", self.job.request_id, e)
+            self._fail(e.code, f"not vouched for: {e}")
+
+    def _fail(self, reason: str, detail: str = "") -> None:
+        self._ledger.count(f"loads_failed_{reason}")
+        log.debug("load of %s failed: %s %s", self.job.request_id, reason, detail)
 
 
 def _matches(data: memoryview, kind: int, expected: bytes) -> bool:

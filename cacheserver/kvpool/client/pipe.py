@@ -120,7 +120,12 @@ class Pipe:
     def _send(self, serial: int, now_s: float) -> bool:
         call = self._open[serial]
         left_ms = max(0, int((call.deadline_s - now_s) * 1000))
-        head = codec.encode_request(Envelope(VERSION_MAX, serial, left_ms), call.request)
+        try:
+            head = codec.encode_request(Envelope(VERSION_MAX, serial, left_ms), call.request)
+        except (TypeError, ValueError, OverflowError) as e:  # a name with half a surrogate, say: its own call's fault
+            del self._open[serial]
+            call.fail(Malformed(f"{type(call.request).__name__} cannot be encoded: {e}"))
+            return True
         if not self.connection.send([*head, *call.frames]):
             return False
         self._in_flight.add(serial)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The worker's adapter: stores and loads of one rank, each ending once and in time, with or without a server."""
 
+import logging
 from collections.abc import Iterable
 from time import monotonic
 
@@ -21,6 +22,8 @@ from kvpool.model.identity import Mode
 from kvpool.model.keys import DIGEST_BYTES
 
 __all__ = ["WorkerAdapter"]
+
+log = logging.getLogger("kvpool.client")
 
 
 class WorkerAdapter:
@@ -47,6 +50,7 @@ class WorkerAdapter:
         errand = self._errand(state)
         if objection or errand is None:
             self._ledger.count(f"stores_dropped_{objection or 'uncached'}")
+            log.debug("store of %s dropped: %s", job.request_id, objection or "uncached")
             self._ledger.end_store(job.request_id)
             return
         work = Storing(errand, state.mode or Mode.STREAMED, self._blocks, job, self._ledger)
@@ -62,6 +66,7 @@ class WorkerAdapter:
         errand = self._errand(self._link.state)
         if objection or errand is None:
             self._ledger.count(f"loads_failed_{objection or 'uncached'}")
+            log.debug("load of %s failed: %s", job.request_id, objection or "uncached")
             self._ledger.end_load(job.request_id, blocks_of(job, np.ones(len(job.block_ids), dtype=np.bool_)))
             return
         work = Loading(errand, self._blocks, job, self._ledger)

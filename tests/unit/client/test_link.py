@@ -71,7 +71,7 @@ def test_a_link_that_was_not_started_is_not_healthy_and_closes(tmp_path):
     assert link.state.reason is UncachedReason.CLOSED
 
 
-@pytest.mark.behaviour("R088")
+@pytest.mark.behaviour("R084", "R088")
 def test_a_server_that_comes_later_is_found(tmp_path, link_to):
     server = ScriptedServer(tmp_path)
     link = link_to(server)
@@ -81,12 +81,13 @@ def test_a_server_that_comes_later_is_found(tmp_path, link_to):
         assert link.wait_healthy(5)
 
 
-@pytest.mark.behaviour("R086", "R126")
+@pytest.mark.behaviour("R086")
 def test_the_heart_beats_from_registration_on_without_any_traffic(server, link):
     assert server.wait_seen(m.Ping, 3)
     assert link.state.healthy
 
 
+@pytest.mark.behaviour("R125")
 def test_a_worker_attaches_bulk_and_registers_before_it_is_healthy(server, link):
     kinds = [type(r) for r in server.seen[:3]]
 
@@ -166,7 +167,7 @@ def test_what_belongs_to_a_former_session_is_refused_in_the_next(server, link):
     assert not server.of(m.Stats)
 
 
-@pytest.mark.behaviour("D106")
+@pytest.mark.behaviour("D058", "D077", "D106")
 def test_hello_is_not_said_again_while_a_copy_of_the_old_session_runs(server, link):
     inside, leave = threading.Event(), threading.Event()
 
@@ -222,7 +223,7 @@ def test_a_server_that_does_not_answer_pings_is_given_up(server, link):
         (m.AttachBulk, errors.Busy("full"), UncachedReason.UNREACHABLE),
     ],
 )
-@pytest.mark.behaviour("D067")
+@pytest.mark.behaviour("R087", "D067")
 def test_a_refusal_says_its_reason_once_and_costs_only_the_cache(
     tmp_path, link_to, caplog, request_type, error, reason
 ):
@@ -353,6 +354,7 @@ def test_a_callback_that_raises_does_not_disturb_the_link(server, link_to):
     assert link_to(server, options={"on_state": on_state}).wait_healthy(5)
 
 
+@pytest.mark.behaviour("R079")
 def test_no_more_requests_are_unanswered_than_the_server_allows(tmp_path, link_to):
     limits = m.Limits(frame_bytes=1 << 16, chunks=100, in_flight=10, bulk_window=2)
     with ScriptedServer(tmp_path, limits=limits) as server:
@@ -396,7 +398,7 @@ def test_an_error_code_of_a_newer_server_is_still_an_error(server, link):
         link.call(m.Stats())
 
 
-@pytest.mark.behaviour("R109", "D066", "R130")
+@pytest.mark.behaviour("R109", "R130", "D066", "D075")
 def test_close_says_goodbye_and_the_heart_stops(server, link):
     link.close(2)
     pings = len(server.of(m.Ping))
@@ -420,6 +422,7 @@ def test_close_does_not_wait_for_ever_for_a_server_that_does_not_answer(server, 
     assert monotonic() - began_s < 1.5
 
 
+@pytest.mark.behaviour("D045")
 def test_close_ends_the_calls_under_way(server, link):
     server.hold(m.Stats)
     call = link.submit(m.Stats(), deadline_s=30)
@@ -468,3 +471,119 @@ def test_a_useless_address_is_unreachable_not_an_exception(link_to):
 
     until(lambda: link.state.reason is UncachedReason.UNREACHABLE)
     assert "cannot be used" in link.state.detail
+
+
+@pytest.mark.behaviour("D051", "R097")
+@pytest.mark.parametrize("request_type", [m.Hello, m.AttachBulk, m.Register])
+def test_a_handshake_without_an_answer_ends_in_its_time_and_is_tried_again(tmp_path, link_to, request_type):
+    with ScriptedServer(tmp_path) as server:
+        server.drop(request_type, 1)
+        began_s = monotonic()
+        link = link_to(server, connect_s=0.3, request_s=0.3)
+
+        until(lambda: link.state.reason is UncachedReason.UNREACHABLE)
+        assert monotonic() - began_s < 1.5
+        assert not link.state.healthy
+
+        assert link.wait_healthy(5)
+
+
+@pytest.mark.behaviour("D051", "R082")
+def test_a_call_without_a_deadline_of_its_own_has_the_configured_one(server, link):
+    server.drop(m.Stats)
+    began_s = monotonic()
+
+    with pytest.raises(errors.DeadlineExceeded):
+        link.call(m.Stats())
+
+    assert 0.4 < monotonic() - began_s < 2
+
+
+@pytest.mark.behaviour("D044")
+@pytest.mark.parametrize(
+    "name", ["half a surrogate: " + chr(0xD800), object()], ids=["text that is no UTF-8", "another type"]
+)
+def test_a_request_that_cannot_be_encoded_fails_alone(server, link, name):
+    epoch = link.state.epoch
+    server.hold(m.Renew)
+    before = link.submit(m.Renew(credential=""), deadline_s=5)
+
+    bad = link.submit(m.EndRequest(request_id=name), deadline_s=30)
+
+    assert bad.wait(2)
+    assert isinstance(bad.error(), errors.Malformed)
+    server.release()
+    assert before.result()
+    assert link.call(m.Ping())[0] == m.Pong()
+    assert (link.state.epoch, link.counters()["link_faults"]) == (epoch, 0)
+
+
+@pytest.mark.behaviour("D032")
+def test_a_server_that_answers_something_is_not_taken_for_dead(server, link):
+    server.drop(m.Ping, 1000)
+    began_s = monotonic()
+
+    while monotonic() - began_s < 1.5:
+        link.call(m.Renew(credential=""))
+
+    assert link.counters()["sessions_lost"] == 0
+
+
+@pytest.mark.behaviour("D069", "R088")
+def test_a_schedulers_heart_beats_and_finds_its_server_again(server, link_to):
+    link = link_to(server, ClientKind.SCHEDULER)
+    assert link.wait_healthy(5)
+    server.wait_seen(m.Ping, 2)
+
+    server.restart()
+
+    until(lambda: link.state.healthy and link.state.epoch == 2)
+    server.wait_seen(m.Ping, len(server.of(m.Ping)) + 2)
+
+
+@pytest.mark.behaviour("R128")
+def test_a_client_without_a_registration_recovers_by_its_hello_alone(server, link_to):
+    probe = link_to(server, ClientKind.PROBE, register=False)
+    assert probe.wait_healthy(5)
+
+    server.restart()
+
+    until(lambda: probe.state.healthy and probe.state.epoch == 2)
+    assert len(server.of(m.Hello)) == 2
+    assert not server.of(m.Register)
+
+
+@pytest.mark.behaviour("R129")
+@pytest.mark.parametrize("request_type", [m.Hello, m.AttachBulk, m.Register])
+def test_a_link_that_is_being_closed_does_not_become_healthy(tmp_path, link_to, request_type):
+    states = []
+    with ScriptedServer(tmp_path) as server:
+        server.hold(request_type)
+        link = link_to(server, options={"on_state": states.append})
+        server.wait_seen(request_type)
+        closing = threading.Thread(target=link.close, args=(0.5,))
+        closing.start()
+        until(lambda: link._keeper._stopping)
+
+        server.release()
+        closing.join(10)
+
+        assert not closing.is_alive()
+    assert link.state.reason is UncachedReason.CLOSED
+    assert not any(state.healthy for state in states)
+
+
+@pytest.mark.behaviour("R136")
+def test_recovery_and_closing_may_meet(server, link_to, caplog):
+    for pause_s in (0.0, 0.005, 0.01, 0.02, 0.05, 0.1):
+        link = link_to(server)
+        assert link.wait_healthy(5)
+        server.restart()
+
+        threading.Event().wait(pause_s)  # another moment of the recovery each time
+        link.close(0.5)
+
+        assert link.state.reason is UncachedReason.CLOSED
+        assert link.counters()["link_faults"] == 0
+    assert not [t for t in threading.enumerate() if t.name == "kvpool-link"]
+    assert not [r for r in caplog.records if r.exc_info]

@@ -18,7 +18,7 @@ def mode():
     return Mode.STREAMED
 
 
-@pytest.mark.behaviour("R092", "R093", "D052", "R020")
+@pytest.mark.behaviour("R092", "R093", "D052")
 def test_a_lookup_is_pending_until_it_is_answered_and_then_stays_the_same(server, engine):
     engine.store(KEYS[:64])
     server.hold(m.Lookup)
@@ -54,7 +54,7 @@ def test_other_digests_of_the_same_request_are_another_lookup(server, engine):
     assert len({r.lookup_id for r in server.of(m.Lookup)}) == 2
 
 
-@pytest.mark.behaviour("R091", "R094", "D052")
+@pytest.mark.behaviour("R091", "D052")
 def test_a_late_answer_is_a_miss_and_its_pins_are_given_back(server, engine):
     engine.store(KEYS)
     server.hold(m.Lookup)
@@ -93,6 +93,7 @@ def test_chunks_that_are_coming_are_waited_for(server, engine):
     assert len(server.of(m.LookupStatus)) == 2
 
 
+@pytest.mark.behaviour("R094")
 def test_coming_chunks_are_waited_for_only_so_long(server, engine):
     server.instead(m.Lookup, m.Found(chunks=1, coming=3))
     server.hold(m.LookupStatus)
@@ -156,7 +157,7 @@ def test_a_released_lookup_can_be_asked_again(server, engine):
     assert len(server.of(m.Lookup)) == 2
 
 
-@pytest.mark.behaviour("D061")
+@pytest.mark.behaviour("R096", "D023", "D061")
 def test_what_could_not_be_sent_in_a_lost_session_need_not_be_sent_later(server, engine):
     """The leases died with the session: the server knows none of them after the restart, nor after a reconnect."""
     engine.store(KEYS)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs of the worker's adapter against a scripted server, in both modes."""
 
+import logging
 import threading
 from time import monotonic
 
@@ -45,6 +46,7 @@ def untouched(engine, first=TARGET, blocks=3 * CHUNK_BLOCKS):
     engine.blocks.memory[first : first + blocks] = POISON
 
 
+@pytest.mark.behaviour("R019")
 def test_what_was_stored_comes_back(engine):
     untouched(engine)
 
@@ -80,6 +82,7 @@ def test_the_question_goes_out_at_once_and_the_gather_waits_for_the_blocks(serve
     assert stored(engine) == 3
 
 
+@pytest.mark.behaviour("R019")
 def test_a_store_whose_blocks_never_get_ready_ends_in_time_and_holds_up_no_other(server, engine):
     began_s = monotonic()
     engine.begin_store(KEYS, ready=False, request_id="never")
@@ -110,7 +113,7 @@ def test_a_request_is_done_only_when_its_last_store_is(server, engine):
     assert not engine.worker.has_stores("s")
 
 
-@pytest.mark.behaviour("D060", "R103", "R107")
+@pytest.mark.behaviour("R103", "R131", "D060")
 def test_each_end_is_told_once_and_an_id_can_be_used_again(engine):
     for _ in range(3):
         engine.store(KEYS)
@@ -219,6 +222,7 @@ def test_a_block_that_is_not_there_costs_its_store_but_not_the_thread(engine, ca
     assert engine.lookup(KEYS, "again").chunks == 3
 
 
+@pytest.mark.behaviour("R037")
 def test_a_scatter_that_fails_makes_its_load_bad(engine, caplog):
     engine.store(KEYS)
     answer = engine.lookup(KEYS)
@@ -231,7 +235,6 @@ def test_a_scatter_that_fails_makes_its_load_bad(engine, caplog):
 @pytest.mark.parametrize(
     ("role", "what"), [(Role.CONSUMER, "stores_dropped_role"), (Role.PRODUCER, "loads_failed_role")]
 )
-@pytest.mark.behaviour("R119")
 def test_roles_are_kept(server, role, what):
     with FakeEngine(server.address, role=role) as engine:
         engine.healthy()
@@ -244,7 +247,7 @@ def test_roles_are_kept(server, role, what):
 
 @cases(STORE_STEPS)
 @pytest.mark.parametrize("how", ["die_at", "reboot_at", "drop"])
-@pytest.mark.behaviour("D106", "D054")
+@pytest.mark.behaviour("R019", "R104", "D003", "D106")
 def test_a_store_interrupted_at_any_step_ends_once_and_claims_nothing(server, engine, step, how):
     getattr(server, how)(step)
     began_s = monotonic()
@@ -292,6 +295,7 @@ def test_a_load_without_an_answer_ends_within_its_time(server, engine, step):
     assert bad == target_blocks()
 
 
+@pytest.mark.behaviour("R099")
 @cases(STORE_STEPS + LOAD_STEPS)
 @pytest.mark.parametrize(
     "error", [errors.StaleBoot("x"), errors.NotRegistered("x"), errors.UnknownLease("x"), errors.Busy("x")]
@@ -347,6 +351,7 @@ def test_answers_that_make_no_sense_fail_the_job(server, engine, request_type, r
         assert engine.load(answer, TARGET) == target_blocks()
 
 
+@pytest.mark.behaviour("R016", "R019")
 def test_only_what_the_server_asks_for_is_gathered(engine):
     engine.store(KEYS[:32])
     gathered = engine.blocks.gathered
@@ -414,6 +419,7 @@ def test_work_goes_on_after_a_restart(server, engine):
     assert stored(engine) == 5
 
 
+@pytest.mark.behaviour("D077")
 @pytest.mark.parametrize("mode", [Mode.CLIENT_MOVED])
 def test_mappings_go_with_their_session(server, engine):
     engine.store(KEYS)
@@ -423,3 +429,75 @@ def test_mappings_go_with_their_session(server, engine):
     until(lambda: engine.worker_link.state.healthy and engine.worker_link.segments is not old)
 
     assert len(old) == 0
+
+
+@pytest.mark.behaviour("R030")
+@pytest.mark.parametrize("skip", [0, 1, CHUNK_BLOCKS - 1, CHUNK_BLOCKS, 2 * CHUNK_BLOCKS + 1, 3 * CHUNK_BLOCKS])
+def test_chunks_that_are_skipped_as_a_whole_are_not_read(server, engine, skip):
+    engine.store(KEYS)
+    answer = engine.lookup(KEYS)
+
+    assert engine.load(answer, TARGET, skip_blocks=skip) == frozenset()
+
+    first = skip // CHUNK_BLOCKS
+    assert engine.blocks.scattered == 3 - first
+    assert all(read.chunk >= first for read in server.of(m.ReadChunk))
+
+
+@pytest.mark.behaviour("R034", "D111")
+def test_a_loads_pins_are_given_back_after_its_last_copy(server, engine):
+    engine.store(KEYS)
+    answer = engine.lookup(KEYS)
+    engine.blocks.gate.clear()
+    engine.blocks.entered.clear()
+    engine.begin_load(answer, TARGET)
+    assert engine.blocks.entered.wait(5)
+    assert not server.of(m.CommitRetrieve)
+
+    engine.blocks.gate.set()
+
+    (commit,) = server.wait_seen(m.CommitRetrieve)
+    assert (commit.lookup_id, commit.first, commit.end) == (answer.lookup_id, 0, 3)
+
+
+@pytest.mark.behaviour("R034", "R035", "D021", "D111")
+@pytest.mark.parametrize("cause", ["scatter", m.PrepareRetrieve, m.ReadChunk], ids=str)
+@pytest.mark.parametrize("mode", [Mode.STREAMED])
+def test_a_failed_load_gives_its_pins_back_at_once_and_once(server, engine, cause, caplog):
+    engine.store(KEYS)
+    answer = engine.lookup(KEYS)
+    if cause != "scatter":
+        server.fail(cause, errors.Busy("x"), times=100)
+
+    bad = engine.load(answer, TARGET if cause != "scatter" else 10_000)
+
+    assert len(bad) == 3 * CHUNK_BLOCKS
+    server.wait_seen(m.CommitRetrieve)
+    server.wait_seen(m.Ping, len(server.of(m.Ping)) + 1)
+    assert len(server.of(m.CommitRetrieve)) == 1
+
+
+@pytest.mark.behaviour("R106")
+def test_a_store_or_load_that_failed_is_logged_with_its_reason(server, engine, caplog):
+    caplog.set_level(logging.DEBUG, "kvpool.client")
+    engine.store(KEYS, request_id="good")
+    answer = engine.lookup(KEYS)
+    server.fail(m.PrepareStore, errors.PoolFull("no room"))
+    server.fail(m.PrepareRetrieve, errors.UnknownLease("gone"))
+
+    engine.store(digests(2, "refused"), request_id="refused-store")
+    engine.load(answer, TARGET, request_id="refused-load")
+    server.stop()
+    until(lambda: not engine.worker_link.state.healthy)
+    engine.store(KEYS, request_id="uncached-store")
+    engine.load(answer, TARGET, request_id="uncached-load")
+
+    lines = [r.getMessage() for r in caplog.records]
+    for name, reason in (
+        ("refused-store", "pool_full no room"),
+        ("refused-load", "unknown_lease gone"),
+        ("uncached-store", "uncached"),
+        ("uncached-load", "uncached"),
+    ):
+        assert [line for line in lines if name in line and reason in line], (name, lines)
+    assert not [line for line in lines if "good" in line]
