@@ -2,6 +2,7 @@
 """Handlers of lookups, stores and loads: the engine decides, they translate. Thread: the loop's."""
 
 import numpy as np
+import structlog
 
 from kvpool.engine.outcomes import FoundPrefix
 from kvpool.model.errors import CacheError
@@ -29,6 +30,8 @@ from kvpool.wire.messages import (
 )
 
 __all__ = ["CachingVerbs"]
+
+log = structlog.get_logger()
 
 
 class CachingVerbs:
@@ -102,7 +105,10 @@ class CachingVerbs:
         ends = self._engine.commit_store(
             call.owner.client_id, request.store_id, complete, checksums, request.checksum_kind, self._clock()
         )
-        return Answer(Stored(stored=int(np.count_nonzero(ends == Disposition.STORED))), (ends.tobytes(),))
+        stored = int(np.count_nonzero(ends == Disposition.STORED))
+        if stored:
+            log.debug("chunks.stored", client=call.owner.client_id.hex(), chunks=stored, asked=len(ends))
+        return Answer(Stored(stored=stored), (ends.tobytes(),))
 
     def prepare_retrieve(self, call: Call, request: PrepareRetrieve) -> Answer:
         """Say where chunks lie."""

@@ -9,6 +9,7 @@ is a fact: a plain bulk port can never carry a Hello, and routing ids of one end
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import zmq
@@ -93,6 +94,8 @@ class Frontend:
         self._origins: dict[object, Origin] = {}
         self._poller = zmq.Poller()
         self._lock: SocketLock | None = None
+        self._socket: Path | None = None
+        """The bound Unix socket."""
         self.endpoints: list[str] = []
 
     def bind_unix(self, path: str, mode: int) -> None:
@@ -104,6 +107,7 @@ class Frontend:
         self._lock = claim(path, mode)
         with created_with(mode):
             self._bind(self._router(Origin.UNIX), f"ipc://{path}", "listen.socket_path")
+        self._socket = Path(path)
 
     def bind_curve(self, host: str, port: int, secret_key: bytes) -> None:
         """Listen on an encrypted TCP port; 0 takes a free one.
@@ -167,6 +171,10 @@ class Frontend:
             router.close(_LINGER_MS)
         self._routers.clear()
         self._context.term()
+        if self._socket is not None:
+            # ZeroMQ leaves the file. Under the lock it is still ours; a client then sees at once that nobody is here.
+            self._socket.unlink(missing_ok=True)
+            self._socket = None
         if self._lock is not None:
             self._lock.close()
 
