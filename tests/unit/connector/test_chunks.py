@@ -30,6 +30,7 @@ def digests(made, keys=None):
     return (keys or chunk_keys()).extend(made, b"", made.num_tokens)
 
 
+@pytest.mark.behaviour("R070", "R072")
 @pytest.mark.parametrize("hash_tokens", [0, 4])
 def test_full_chunks_only_and_in_pieces_as_at_once(hash_tokens) -> None:
     keys = chunk_keys(hash_tokens=hash_tokens)
@@ -41,6 +42,7 @@ def test_full_chunks_only_and_in_pieces_as_at_once(hash_tokens) -> None:
     assert len(first) == 32
     assert keys.extend(request(), first, 40) == whole
     assert keys.extend(request(), whole, 40) == whole
+    assert keys.extend(request(), whole, CHUNK) == whole, "a step computes less than was looked up"
     assert keys.extend(request(), b"", CHUNK - 1) == b""
 
 
@@ -79,7 +81,7 @@ def test_pairs_that_must_differ(hash_tokens) -> None:
             assert one[chunk * 32 : chunk * 32 + 32] != other[chunk * 32 : chunk * 32 + 32], f"{name} and {other_name}"
 
 
-@pytest.mark.behaviour("D008")
+@pytest.mark.behaviour("R078", "D008")
 def test_nothing_is_remembered_by_request_id() -> None:
     keys = chunk_keys()
     before = digests(request(), keys)
@@ -123,6 +125,7 @@ def test_what_can_be_identified_is_cached() -> None:
     assert chunk_keys().objection(request(prompt_embeds=object())) == ""
 
 
+@pytest.mark.behaviour("R073")
 def test_short_hashes_are_refused() -> None:
     short = SimpleNamespace(block_hashes=[b"x" * 16] * 8, lora_request=None, num_tokens=32)
 

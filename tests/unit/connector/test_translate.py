@@ -58,7 +58,6 @@ def test_plain_model() -> None:
         ({"cache__kv_cache_groups": [group(FullAttentionSpec(block_size=4), host_resident=True)]}, "host memory"),
     ],
 )
-@pytest.mark.behaviour("R123")
 def test_what_is_not_supported_is_refused_by_name(changes, words) -> None:
     with pytest.raises(NotCacheable, match=words):
         facts_of(**changes)
@@ -144,6 +143,16 @@ def test_registration_fits_the_servers_chunk() -> None:
     assert namespace_of(facts, 32) != namespace_of(facts, 16)
     other = msgspec.structs.replace(facts, planes=(msgspec.structs.replace(PLANES[0], packing="amx"),))
     assert namespace_of(other, 16) != namespace_of(facts, 16)
+
+
+@pytest.mark.behaviour("R077")
+def test_a_scheduler_registers_all_that_its_workers_do_but_the_shard() -> None:
+    facts = WorkerFacts(namespace=facts_of().namespace, planes=PLANES, block_tokens=BLOCK, readers=2)
+
+    worker = registration(facts, 16, (1,), (Mode.STREAMED,))
+    scheduler = registration(facts, 16, (0, 1), ())
+
+    assert msgspec.structs.replace(worker, shards=(0, 1), modes=()) == scheduler
 
 
 @pytest.mark.parametrize(

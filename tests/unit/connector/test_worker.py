@@ -55,6 +55,7 @@ def test_an_empty_plan_is_an_empty_buffer() -> None:
     assert Bench().step(decode(b"", StepPlan)) == NOTHING
 
 
+@pytest.mark.behaviour("R012")
 def test_a_store_is_asked_for_before_the_step_and_read_after_it() -> None:
     bench = Bench()
     bench.side.begin(plan(store()))
