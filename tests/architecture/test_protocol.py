@@ -30,6 +30,7 @@ def test_every_message_is_in_its_union() -> None:
     assert set(get_args(AnyReply)) == subclasses(Reply)
 
 
+@pytest.mark.behaviour("R069")
 def test_every_request_names_a_reply_of_the_union_and_no_reply_is_unused() -> None:
     replies = {reply_of(r) for r in get_args(AnyRequest)}
 

@@ -84,6 +84,7 @@ def blocks_of(ids):
     return frozenset(ids.reshape(-1).tolist())
 
 
+@pytest.mark.behaviour("R037")
 def test_bytes_come_back_to_other_blocks_and_to_no_others(engine):
     keys, sources = digests(6), scattered_ids(6, seed=1)
     targets = scattered_ids(6, seed=2, low=TARGET, high=BLOCKS)
@@ -120,6 +121,7 @@ def test_what_was_stored_is_found_at_once(engine):
         assert engine.lookup(keys, str(n)).chunks == 2
 
 
+@pytest.mark.behaviour("R003")
 @pytest.mark.parametrize("block_bytes", [8, 512, 12_345])
 def test_chunks_of_any_size(new_engine, block_bytes):
     with new_engine(block_bytes=block_bytes) as engine:
@@ -134,6 +136,7 @@ def test_chunks_of_any_size(new_engine, block_bytes):
         assert (engine.bytes_of(TARGET, 3) == engine.bytes_of(0, 3)).all()
 
 
+@pytest.mark.behaviour("R016", "R017")
 def test_what_is_there_already_is_not_sent_again(engine):
     keys = digests(6)
     engine.store(keys[:64])
@@ -149,6 +152,7 @@ def test_what_is_there_already_is_not_sent_again(engine):
     assert (engine.bytes_of(TARGET, 6) == engine.bytes_of(0, 6)).all()
 
 
+@pytest.mark.behaviour("R010")
 def test_a_range_in_the_middle_of_a_prompt(engine):
     keys = digests(6)
     engine.store(keys[:64])
@@ -165,7 +169,7 @@ def test_a_range_in_the_middle_of_a_prompt(engine):
 
 
 @pytest.mark.parametrize("skip", [1, CHUNK_BLOCKS - 1, CHUNK_BLOCKS, CHUNK_BLOCKS + 3, 3 * CHUNK_BLOCKS])
-@pytest.mark.behaviour("R049", "R050")
+@pytest.mark.behaviour("R032", "R033")
 def test_blocks_that_are_skipped_are_never_written(engine, skip):
     keys = digests(3)
     engine.store(keys)
@@ -178,6 +182,7 @@ def test_blocks_that_are_skipped_are_never_written(engine, skip):
     assert (engine.blocks.memory[TARGET + skip : TARGET + 3 * CHUNK_BLOCKS] == engine.bytes_of(0, 3)[skip:]).all()
 
 
+@pytest.mark.behaviour("R028")
 def test_a_load_of_a_lookup_that_ended_reports_its_blocks(engine):
     keys = digests(3)
     engine.store(keys)
@@ -192,6 +197,7 @@ def test_a_load_of_a_lookup_that_ended_reports_its_blocks(engine):
     assert (engine.blocks.memory[TARGET : TARGET + 2] == POISON).all()
 
 
+@pytest.mark.behaviour("D010")
 def test_a_lease_that_runs_out_under_a_load_makes_it_bad(engine):
     keys = digests(3)
     engine.store(keys)
@@ -207,6 +213,7 @@ def test_a_lease_that_runs_out_under_a_load_makes_it_bad(engine):
     assert engine.loaded == [("l", frozenset(range(TARGET, TARGET + 3 * CHUNK_BLOCKS)))]
 
 
+@pytest.mark.behaviour("D024")
 def test_a_forced_clear_under_a_load_makes_it_bad(engine, request):
     keys = digests(2)
     engine.store(keys)
@@ -223,6 +230,7 @@ def test_a_forced_clear_under_a_load_makes_it_bad(engine, request):
     assert engine.loaded[-1][1] == frozenset(range(TARGET, TARGET + 2 * CHUNK_BLOCKS))
 
 
+@pytest.mark.behaviour("R019", "D108")
 def test_a_store_whose_lease_ran_out_is_not_claimed_nor_found(engine):
     keys = digests(2)
     engine.blocks.gate.clear()
@@ -267,6 +275,7 @@ def test_a_store_that_breaks_off_gives_its_slots_back(engine):
     assert engine.lookup(keys, "again").chunks == 3, "nobody holds the third chunk"
 
 
+@pytest.mark.behaviour("R007")
 def test_two_engines_share_chunks(new_engine):
     with engines(new_engine(), new_engine()) as (writer, reader):
         writer.blocks.fill(3)

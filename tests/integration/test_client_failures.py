@@ -77,6 +77,7 @@ def test_a_killed_server_comes_back_with_its_chunks_and_the_engine_finds_it_by_i
     assert (engine.bytes_of(TARGET, 3) == engine.bytes_of(0, 3)).all()
 
 
+@pytest.mark.behaviour("R068")
 def test_restart_after_restart_the_engine_is_back_within_seconds_of_its_server(tmp_path, server, engine):
     for n in range(2):
         server.restart()
@@ -87,7 +88,7 @@ def test_restart_after_restart_the_engine_is_back_within_seconds_of_its_server(t
     assert engine.worker_link.counters()["sessions"] >= 3
 
 
-@pytest.mark.behaviour("D106", "D054")
+@pytest.mark.behaviour("D003", "D058", "D106")
 def test_a_server_killed_in_the_middle_of_a_store_claims_and_shows_nothing(server, engine):
     engine.blocks.gate.clear()
     engine.begin_store(KEYS)
@@ -164,7 +165,7 @@ def hanging_client(server, mode, model):
         process.stdout.close()
 
 
-@pytest.mark.behaviour("D106", "D108", "R133")
+@pytest.mark.behaviour("D106", "D108")
 def test_a_client_killed_in_the_middle_of_a_store_leaves_nothing_readable_and_nothing_held(
     server, engine, mode, request
 ):
@@ -196,7 +197,7 @@ def test_a_stopped_client_is_not_dead_and_goes_on_where_it_was(server, engine, m
         assert engine.lookup(digests(3, "killed")).chunks == 0
 
 
-@pytest.mark.behaviour("R042")
+@pytest.mark.behaviour("R016")
 def test_of_two_writers_one_stores_and_the_other_waits_for_nothing(server, engine, mode, request):
     with FakeEngine(server.address, mode, model=request.node.name, lookup_s=5.0) as other:
         other.healthy(30)

@@ -109,7 +109,7 @@ def raw(to: HttpServer, data: bytes) -> bytes:
         return answer
 
 
-@pytest.mark.behaviour("R059", "R061")
+@pytest.mark.behaviour("R059")
 def test_the_operations_face_shows_live_ready_metrics_and_status(operations: HttpServer) -> None:
     assert ask(operations, "GET", "/live")[:2] == (200, b"live\n")
     assert ask(operations, "GET", "/ready")[:2] == (200, b"ready\n")

@@ -33,6 +33,20 @@ def test_nothing_set_is_the_default() -> None:
     assert decode_client(b"", {}) == ClientConfig()
 
 
+@pytest.mark.behaviour("R008")
+def test_a_chunk_is_256_tokens_unless_somebody_says_otherwise() -> None:
+    assert decode_server(b"", {}).chunk_tokens == 256
+    assert server(chunk_tokens=64).chunk_tokens == 64
+
+
+@pytest.mark.behaviour("R082")
+def test_every_wait_has_a_deadline_by_default() -> None:
+    client, leases = ClientConfig(), ServerConfig().leases
+
+    assert all(0 < s < 120 for s in (client.connect_s, client.request_s, client.lookup_s, client.transfer_s))
+    assert 0 < leases.heartbeat_s < leases.client_silent_s
+
+
 def test_the_environment_overrides_the_file() -> None:
     config = decode_server(
         b'{"l1": {"size_bytes": 33554432, "directory": "/a"}}',
@@ -116,6 +130,7 @@ REFUSED: list[tuple[str, Callable[[], object], list[str]]] = [
 ]
 
 
+@pytest.mark.behaviour("R134")
 @pytest.mark.parametrize(("read", "words"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED])
 def test_what_is_wrong_is_refused_with_field_and_remedy(read: Callable[[], object], words: list[str]) -> None:
     with pytest.raises(ConfigError) as refused:

@@ -112,7 +112,7 @@ class Process:
 
 
 @pytest.mark.slow
-@pytest.mark.behaviour("D115")
+@pytest.mark.behaviour("R008", "R067", "D115")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_process_with_0_within_5_s(tmp_path, number):
     with Process(tmp_path, drain_s=3.0) as server, RawClient(server.address) as c:

@@ -106,7 +106,7 @@ def server(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.behaviour("D007", "D042", "D046")
+@pytest.mark.behaviour("D007", "D042")
 @pytest.mark.parametrize("known", [False, True], ids=["stranger", "client"])
 def test_every_broken_message_is_answered_and_ping_still_works(server, known):
     rng = random.Random(SEED + known)

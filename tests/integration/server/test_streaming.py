@@ -77,7 +77,7 @@ def pair(server):
     made.close()
 
 
-@pytest.mark.behaviour("D036", "D048")
+@pytest.mark.behaviour("R065", "D036", "D048")
 def test_bytes_beyond_the_window_are_refused_and_may_be_sent_again(server, pair):
     """With the lanes held up, exactly the window's pieces are taken."""
     held, go = threading.Event(), threading.Event()
@@ -167,7 +167,7 @@ def test_a_client_that_never_reads_is_dropped_and_counted(tmp_path):
         deaf.close()
 
 
-@pytest.mark.behaviour("R047", "R048", "D109")
+@pytest.mark.behaviour("R047", "D109")
 def test_a_waiting_lookup_is_answered_when_another_client_commits(server, pair):
     digests, data = os.urandom(64), os.urandom(2 * SHARD)
     reader, store_id, lookup_id = Pair(server), os.urandom(16), os.urandom(16)
@@ -202,7 +202,7 @@ def test_a_waiting_lookup_is_answered_at_its_deadline(server, pair):
 
 
 @pytest.mark.slow
-@pytest.mark.behaviour("R025", "R079", "D024")
+@pytest.mark.behaviour("R025", "R079")
 def test_many_clients_store_and_load_at_once_and_never_read_a_wrong_byte(server):
     """Few keys, little memory, so that stores collide and chunks are evicted; bytes follow from the digest."""
     shard, rounds, clients = PIECE, 25, 4

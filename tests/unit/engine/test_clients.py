@@ -21,7 +21,7 @@ def test_a_client_without_hello_is_not_registered(eng: Engine, verb: str) -> Non
         getattr(eng, verb)(fresh_id(), "r" if verb == "end_request" else fresh_id(), 0.0)
 
 
-@pytest.mark.behaviour("R011")
+@pytest.mark.behaviour("R011", "R125")
 def test_stores_and_lookups_need_a_registration(eng: Engine, arena: MemoryArena) -> None:
     client = FakeClient(eng, arena)
     eng.hello(client.client_id, ClientKind.WORKER, Role.BOTH, "t", "", 0.0)
@@ -114,7 +114,6 @@ def test_layouts_that_cannot_be_kept_are_refused_with_the_numbers(
 
 
 @pytest.mark.parametrize("shards", [(), (0, 0), (2,), (-1,)])
-@pytest.mark.behaviour("D073")
 def test_shards_outside_the_split_are_refused(eng: Engine, arena: MemoryArena, shards: tuple[int, ...]) -> None:
     with pytest.raises(LayoutRefused):
         FakeClient(eng, arena, space=namespace(shard_count=2), shards=shards).join()
@@ -153,7 +152,7 @@ def test_a_producer_does_not_load_and_a_consumer_does_not_store(eng: Engine, are
             verb(lookup_id, 0, 1)
 
 
-@pytest.mark.behaviour("D015", "R122")
+@pytest.mark.behaviour("D015")
 def test_clients_with_the_same_label_do_not_meet(eng: Engine, arena: MemoryArena) -> None:
     one, two = FakeClient(eng, arena).join(), FakeClient(eng, arena).join()
     one.store(digests(1))

@@ -19,7 +19,7 @@ def sized(eng: Engine, arena: MemoryArena, pages: int, **changes: object) -> Fak
     return FakeClient(eng, arena, groups=groups, space=namespace(f"{pages} pages"), **changes).join()  # type: ignore[arg-type]
 
 
-@pytest.mark.behaviour("D004", "D105")
+@pytest.mark.behaviour("D105")
 def test_a_full_cache_drops_no_store(eng: Engine, client: FakeClient) -> None:
     for chain in range(40):
         assert client.store(digests(*range(16), chain=chain)) == [STORED] * 16
@@ -37,6 +37,7 @@ def test_a_store_larger_than_what_is_free_makes_its_room(client: FakeClient) -> 
     assert client.store(digests(*range(60), chain=9)) == [STORED] * 60
 
 
+@pytest.mark.behaviour("D004")
 def test_a_store_larger_than_the_memory_keeps_its_beginning(client: FakeClient) -> None:
     answer = client.store(digests(*range(80)))
 
@@ -64,6 +65,7 @@ def test_pinned_chunks_stay_and_are_named_as_the_reason(eng: Engine, client: Fak
     assert client.store(digests(*range(20, 30), chain=1)) == [STORED] * 10
 
 
+@pytest.mark.behaviour("D004")
 def test_writes_under_way_alone_fill_the_cache(client: FakeClient) -> None:
     client.prepare(digests(*range(64)))
 

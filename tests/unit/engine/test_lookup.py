@@ -65,7 +65,7 @@ def test_a_model_known_under_another_layout_is_named(eng: Engine, arena: MemoryA
     assert foreign.lookup(digests(0))[1].reason is LookupReason.MISSING
 
 
-@pytest.mark.behaviour("D017", "R076")
+@pytest.mark.behaviour("D017")
 def test_tenants_and_namespaces_do_not_meet(eng: Engine, arena: MemoryArena, client: FakeClient) -> None:
     client.store(digests(0))
     strangers = [
@@ -88,6 +88,7 @@ def test_the_prefix_is_what_all_shards_hold_and_nothing_else_is_pinned(eng: Engi
     assert pinned(eng) == 2
 
 
+@pytest.mark.behaviour("R075")
 def test_only_the_shards_asked_for_count(eng: Engine, arena: MemoryArena) -> None:
     client = FakeClient(eng, arena, space=namespace(shard_count=2), shards=(0, 1)).join()
     client.store(digests(0, 1), shard=1)
@@ -108,7 +109,7 @@ def test_digests_that_do_not_divide_or_repeat_are_refused(client: FakeClient) ->
         client.lookup(digests(0, 1, 0))
 
 
-@pytest.mark.behaviour("D036")
+@pytest.mark.behaviour("D036", "D124")
 def test_chunks_of_one_lookup_are_limited(arena: MemoryArena) -> None:
     client = FakeClient(engine(arena, limits=LimitConfig(chunks=2)), arena).join()
 
@@ -171,7 +172,7 @@ def test_a_lookup_id_in_use_is_its_clients_alone(eng: Engine, arena: MemoryArena
     assert eng.numbers().leases == 1
 
 
-@pytest.mark.behaviour("R047", "R049", "R093", "D012")
+@pytest.mark.behaviour("R046", "R047", "R049", "R093", "D012")
 def test_status_repeats_the_answer_and_consumes_nothing(eng: Engine, client: FakeClient) -> None:
     client.store(digests(0))
     lookup_id, found = client.lookup(digests(0, 1))
@@ -179,12 +180,13 @@ def test_status_repeats_the_answer_and_consumes_nothing(eng: Engine, client: Fak
     assert [eng.lookup_status(client.client_id, lookup_id, 0.0) for _ in range(3)] == [found] * 3
 
 
+@pytest.mark.behaviour("R047")
 def test_status_of_an_unknown_lookup_is_an_error(eng: Engine, client: FakeClient) -> None:
     with pytest.raises(UnknownLease):
         eng.lookup_status(client.client_id, fresh_id(), 0.0)
 
 
-@pytest.mark.behaviour("R045", "R053", "D018", "D072", "D093")
+@pytest.mark.behaviour("R001", "R045", "D018")
 def test_each_reader_of_a_shard_has_its_own_pin(eng: Engine, arena: MemoryArena) -> None:
     client = FakeClient(eng, arena, readers=3).join()
     client.store(digests(0))
@@ -288,7 +290,7 @@ def test_rows_outside_the_window_are_not_held(eng: Engine, arena: MemoryArena) -
     ]
 
 
-@pytest.mark.behaviour("R058")
+@pytest.mark.behaviour("R043")
 def test_what_was_used_is_evicted_last(arena: MemoryArena) -> None:
     eng = engine(arena)
     client = FakeClient(eng, arena).join()

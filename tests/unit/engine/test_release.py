@@ -52,7 +52,7 @@ def test_a_free_that_comes_first_lets_its_lookup_pin_nothing(eng: Engine, client
     assert (found.chunks, found.reason, pinned(eng)) == (0, LookupReason.ENDED, 0)
 
 
-@pytest.mark.behaviour("R056", "R057", "D061")
+@pytest.mark.behaviour("R057", "D061")
 def test_an_end_that_comes_first_lets_its_lookup_pin_nothing(eng: Engine, client: FakeClient) -> None:
     client.store(digests(0))
     assert eng.end_request(client.client_id, "r", 0.0) == 0
@@ -91,7 +91,6 @@ def test_tombstones_are_forgotten(eng: Engine, client: FakeClient) -> None:
     assert client.lookup(digests(0), "r", lookup_id, now_s=60.0)[1].chunks == 1
 
 
-@pytest.mark.behaviour("R056", "R058")
 def test_the_end_of_a_request_frees_its_lookup_and_not_its_store(eng: Engine, client: FakeClient) -> None:
     client.store(digests(0))
     store_id, rows = client.prepare(digests(1), first=1)
@@ -129,7 +128,7 @@ def test_an_idle_request_is_forgotten_counted_from_its_last_call(eng: Engine, cl
     assert eng.numbers().sessions == 0
 
 
-@pytest.mark.behaviour("D010", "D070")
+@pytest.mark.behaviour("D010", "D061")
 def test_a_lost_client_frees_its_lookups(eng: Engine, arena: MemoryArena, client: FakeClient) -> None:
     client.store(digests(0))
     client.lookup(digests(0))
@@ -168,6 +167,7 @@ def test_clear_drops_what_nobody_holds(eng: Engine, client: FakeClient) -> None:
     assert eng.numbers().counters["kvpool_cleared_chunks_total"] == 2
 
 
+@pytest.mark.behaviour("R062")
 def test_clear_stays_within_its_tenant_and_model(eng: Engine, arena: MemoryArena) -> None:
     clients = {
         (tenant, model): FakeClient(eng, arena, tenant=tenant, space=namespace(model)).join()

@@ -21,7 +21,7 @@ def held(client: FakeClient) -> bytes:
     return client.lookup(digests(0, 1, 2), "r")[0]
 
 
-@pytest.mark.behaviour("R026", "R028")
+@pytest.mark.behaviour("R028")
 def test_says_where_the_chunks_lie(client: FakeClient, arena: MemoryArena, held: bytes) -> None:
     plan = client.read(held, 1, 3)
 
@@ -73,7 +73,7 @@ def test_what_was_streamed_in_is_streamed_out(eng: Engine, arena: MemoryArena, c
 
 
 @pytest.mark.parametrize(("first", "end"), [(0, 4), (-1, 1), (2, 2), (2, 1)])
-@pytest.mark.behaviour("D038")
+@pytest.mark.behaviour("R055", "D038")
 def test_ranges_outside_what_was_found_are_refused(client: FakeClient, held: bytes, first: int, end: int) -> None:
     with pytest.raises(InvalidRange):
         client.read(held, first, end)
@@ -98,7 +98,7 @@ def test_a_commit_releases_its_range_alone(eng: Engine, client: FakeClient, held
     assert (eng.numbers().pinned_bytes, eng.numbers().leases) == (0, 0)
 
 
-@pytest.mark.behaviour("R035", "D095")
+@pytest.mark.behaviour("R035")
 def test_a_second_commit_releases_nothing_and_vouches_for_nothing(client: FakeClient, held: bytes) -> None:
     client.vouch(held, 0, 3)
 

@@ -14,7 +14,7 @@ STORED, ABANDONED = Disposition.STORED, Disposition.ABANDONED
 WRITE, PRESENT, PENDING = Disposition.WRITE, Disposition.PRESENT, Disposition.PENDING
 
 
-@pytest.mark.behaviour("R010", "R024")
+@pytest.mark.behaviour("R024")
 def test_a_chunk_is_visible_once_it_is_committed(client: FakeClient) -> None:
     store_id, rows = client.prepare(digests(0, 1))
     assert rows["disposition"].tolist() == [WRITE, WRITE]
@@ -147,7 +147,7 @@ def test_a_commit_with_wrong_frames_is_refused_and_may_be_repeated(
     ("group", "shard", "first", "parent"),
     [(1, 0, 0, b""), (-1, 0, 0, b""), (0, 1, 0, b""), (0, 0, 1 << 40, b""), (0, 0, -1, b""), (0, 0, 1, b"short")],
 )
-@pytest.mark.behaviour("D005")
+@pytest.mark.behaviour("R011")
 def test_places_that_were_not_registered_are_refused(
     client: FakeClient, group: int, shard: int, first: int, parent: bytes
 ) -> None:
@@ -310,7 +310,7 @@ def send(client: FakeClient, store_id: bytes, chunk: int, pieces: list[int], *, 
         offset += size
 
 
-@pytest.mark.behaviour("R018")
+@pytest.mark.behaviour("R003")
 def test_pieces_make_a_chunk(streamed: FakeClient, arena: MemoryArena) -> None:
     store_id, rows = streamed.prepare(digests(5, 6), first=5)
     send(streamed, store_id, 5, [1000, PAGE - 1000])
@@ -332,7 +332,7 @@ def test_the_last_page_of_a_slot_is_not_the_chunks(eng: Engine, arena: MemoryAre
     eng.end_write(client.client_id, store_id, 0, PAGE - 10, 0.0)
 
 
-@pytest.mark.behaviour("D002", "D004")
+@pytest.mark.behaviour("D002", "D003")
 def test_a_chunk_with_missing_or_failed_pieces_is_not_kept(streamed: FakeClient) -> None:
     store_id, rows = streamed.prepare(digests(0, 1, 2))
     send(streamed, store_id, 0, [PAGE])
@@ -343,6 +343,7 @@ def test_a_chunk_with_missing_or_failed_pieces_is_not_kept(streamed: FakeClient)
     assert streamed.found(digests(0, 1, 2)) == 1
 
 
+@pytest.mark.behaviour("R003")
 @pytest.mark.parametrize(("offset", "length"), [(1, 10), (0, 0), (0, PAGE + 1), (-1, 5)])
 def test_pieces_that_do_not_continue_are_refused(streamed: FakeClient, offset: int, length: int) -> None:
     store_id, _ = streamed.prepare(digests(0))
@@ -385,7 +386,7 @@ def test_writes_to_unknown_stores_are_refused(streamed: FakeClient) -> None:
 
 
 @pytest.mark.parametrize("end", ["commit", "expiry", "loss", "unregister"])
-@pytest.mark.behaviour("D014", "D024", "D097")
+@pytest.mark.behaviour("D014", "D024")
 def test_a_running_copy_holds_its_slot_whatever_ends(streamed: FakeClient, arena: MemoryArena, end: str) -> None:
     eng = streamed.engine
     store_id, rows = streamed.prepare(digests(0, 1))

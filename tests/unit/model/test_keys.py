@@ -80,11 +80,11 @@ def test_every_field_of_a_namespace_separates(field: str) -> None:
     assert scope_digest("t", other) != scope_digest("t", NAMESPACE)
 
 
-@pytest.mark.behaviour("R076", "R078")
 def test_a_tenant_separates_scopes() -> None:
     assert scope_digest("a", NAMESPACE) != scope_digest("b", NAMESPACE)
 
 
+@pytest.mark.behaviour("R072")
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=40), st.integers(1, 9), st.integers(0, 6))
 def test_extending_equals_hashing_at_once(ids: list[int], chunk_tokens: int, known: int) -> None:
     tokens = np.array(ids, dtype=np.uint32)
@@ -128,6 +128,7 @@ def test_known_digests_that_do_not_fit_are_refused(known: bytes) -> None:
         extend_digests(root_digest(NAMESPACE), known, np.zeros(4, dtype=np.uint32), 2)
 
 
+@pytest.mark.behaviour("R073")
 def test_a_frame_of_digests_must_be_whole() -> None:
     with pytest.raises(InvalidRange, match="33 bytes"):
         digest_list(bytes(33))

@@ -54,6 +54,7 @@ def run(dispatcher, peer=A, request=None, frames=(), now_s=0.0, deadline_ms=1000
     return "later" if answer is None else getattr(answer.reply, "code", "ok")
 
 
+@pytest.mark.behaviour("R069")
 def test_seal_names_the_requests_without_a_handler(dispatcher):
     for request in get_args(m.AnyRequest):
         if request not in (m.Lookup, m.Stats):

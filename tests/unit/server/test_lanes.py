@@ -47,7 +47,7 @@ def copy(loop, source, target, ended=False):
     return Copy(call, source, target, loop.ended.append)
 
 
-@pytest.mark.behaviour("R080")
+@pytest.mark.behaviour("R065", "R080")
 def test_copies_of_one_lane_end_in_their_order(lanes, loop):
     targets = [bytearray(100_000) for _ in range(20)]
     copies = [copy(loop, bytes([n]) * 100_000, target) for n, target in enumerate(targets)]
@@ -85,7 +85,6 @@ def test_clients_are_spread_over_the_lanes(lanes):
     assert lanes.join() == 0
 
 
-@pytest.mark.behaviour("D104")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_lane_that_dies_is_noticed(lanes, loop):
     lanes.submit(0, copy(loop, b"four", bytearray(3)))

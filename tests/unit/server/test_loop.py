@@ -158,7 +158,7 @@ def world():
     made.inbox.close()
 
 
-@pytest.mark.behaviour("D032", "D048", "D110", "D124")
+@pytest.mark.behaviour("R065", "D032", "D048")
 def test_control_is_served_before_bulk_whatever_came_first(world):
     for number, peer in enumerate((B, B, A, B, C)):
         world.door.arrive(peer, m.Ping(), number)
@@ -167,6 +167,7 @@ def test_control_is_served_before_bulk_whatever_came_first(world):
     assert [n for n, _ in world.door.sent] == [2, 4, 0, 1, 3]
 
 
+@pytest.mark.behaviour("D124")
 def test_a_flood_is_served_in_turns_so_that_time_and_others_get_theirs(world):
     for number in range(1000):
         world.door.arrive(A, m.Ping(), number)
@@ -179,7 +180,7 @@ def test_a_flood_is_served_in_turns_so_that_time_and_others_get_theirs(world):
     assert [n for n, _ in world.door.sent] == list(range(1000))
 
 
-@pytest.mark.behaviour("R047", "R048", "R093", "D010", "D012")
+@pytest.mark.behaviour("D110")
 def test_a_long_poll_is_answered_when_its_lookup_is_final(world):
     world.door.arrive(A, m.LookupStatus(lookup_id=LOOKUP, wait_s=10), 1)
     world.turn()
@@ -276,7 +277,6 @@ def test_what_other_threads_left_is_run(world):
     assert ran == [1]
 
 
-@pytest.mark.behaviour("D104")
 def test_a_dead_lane_ends_the_loop(world):
     world.lanes.failure = LaneDiedError("gone")
 
