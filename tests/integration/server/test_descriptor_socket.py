@@ -77,7 +77,7 @@ def client_moved(server, **options):
     return client, segments, granted
 
 
-@pytest.mark.behaviour("R024", "R031", "D107")
+@pytest.mark.behaviour("R024", "D107")
 def test_a_client_writes_into_its_segment_and_another_reads_it_there(server):
     digest, data = os.urandom(32), os.urandom(SHARD)
     writer, segments, granted = client_moved(server)
@@ -208,7 +208,10 @@ def wait_for(condition):
 
 
 @pytest.mark.behaviour("D106")
-def test_a_killed_client_is_noticed_and_its_slots_are_free(tmp_path):
+@pytest.mark.parametrize("handle", ["from the socket", "from the number"])
+def test_a_killed_client_is_noticed_and_its_slots_are_free(tmp_path, monkeypatch, handle):
+    if handle == "from the number":
+        monkeypatch.setattr("kvpool.server.descriptors._SO_PEERPIDFD", 9999)
     with running_server(tmp_path) as server:
         child = start_child(server)
         assert server.numbers().used_bytes
