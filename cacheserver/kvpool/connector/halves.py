@@ -46,7 +46,7 @@ class _Half:
         self.refusal = ""
         """Why this engine is not cached at all, in words."""
         self.off = False
-        self.sampler = Sampler(name, self._totals, self._uncached)
+        self._sampler = Sampler(name, lambda: self._faults_alone() if self.off else self._totals(), self._uncached)
 
     def _guarded(self, step: Callable[[], T], otherwise: Callable[[], T]) -> T:
         """Run *step*; after a failure, now or before, *otherwise*."""
@@ -60,6 +60,10 @@ class _Half:
         return otherwise()
 
     def _totals(self) -> Mapping[str, float]:
+        return self._faults_alone()
+
+    def _faults_alone(self) -> Mapping[str, float]:
+        """All that can still be counted after a failure."""
         return {"faults": self._faults}
 
     def _uncached(self) -> str:
@@ -71,8 +75,7 @@ class _Half:
 
     def sample(self) -> dict[str, Any]:
         """Return what there is to count since the last call."""
-        empty: dict[str, Any] = {}
-        return self._guarded(self.sampler.sample, lambda: empty)
+        return self._guarded(self._sampler.sample, self._sampler.sample)
 
 
 class WorkerHalf(_Half):
