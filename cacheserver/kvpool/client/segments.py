@@ -6,6 +6,9 @@ import os
 import threading
 from typing import Protocol
 
+import numpy as np
+
+from kvpool.client.pages import populate
 from kvpool.model.errors import InvalidRange, ServerUnavailable
 
 __all__ = ["Fetch", "Segments"]
@@ -43,7 +46,7 @@ class Segments:
             if whole is None:
                 # Not the writable mapping, if there is one: what reads must not be able to write.
                 whole = self._readable[region] = self._map(region, writable=False)
-        return _part(whole, region, offset, length)
+        return _part(whole, region, offset, length, writable=False)
 
     def writing(self, region: int, offset: int, length: int) -> memoryview:
         """Return a writable view of part of a region.
@@ -55,7 +58,7 @@ class Segments:
             whole = self._writable.get(region)
             if whole is None:
                 whole = self._writable[region] = self._map(region, writable=True)
-        return _part(whole, region, offset, length)
+        return _part(whole, region, offset, length, writable=True)
 
     def drop(self) -> None:
         """Forget all mappings; those under a running copy last until it ends. Idempotent."""
@@ -80,7 +83,10 @@ class Segments:
         return memoryview(mapped)
 
 
-def _part(whole: memoryview, region: int, offset: int, length: int) -> memoryview:
+def _part(whole: memoryview, region: int, offset: int, length: int, *, writable: bool) -> memoryview:
     if offset + length > len(whole):
         raise InvalidRange(f"bytes {offset} to {offset + length} of region {region}, which has {len(whole)}")
-    return whole[offset : offset + length]
+    part = whole[offset : offset + length]
+    if length:
+        populate(np.frombuffer(part, dtype=np.uint8).ctypes.data, length, writable=writable)
+    return part

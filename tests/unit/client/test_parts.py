@@ -2,6 +2,7 @@
 """The client's smaller parts: gate, mappings, descriptors, lanes, ledger."""
 
 import os
+import re
 import threading
 from pathlib import Path
 from time import monotonic
@@ -104,6 +105,21 @@ def test_mappings_are_not_inherited_by_a_fork_and_go_when_dropped(fetched):
     del view
 
     assert not mappings()
+
+
+def resident_bytes():
+    (mapping,) = mappings()
+    return int(re.search(r"Rss: +(\d+) kB", mapping)[1]) << 10
+
+
+@pytest.mark.parametrize("way", ["reading", "writing"])
+def test_the_pages_of_a_part_are_mapped_at_once_and_no_others(fetched, way):
+    _, segments = fetched
+
+    part = getattr(segments, way)(0, 3 * 4096 + 100, 2 * 4096)
+
+    assert resident_bytes() == 3 * 4096
+    assert bytes(part) == bytes(2 * 4096)
 
 
 @pytest.mark.parametrize(("offset", "length"), [(REGION, 1), (0, REGION + 1), (1 << 40, 8)])
