@@ -2,6 +2,7 @@
 """vLLM's HTTP server, with its scheduler and worker in processes of their own, as in production."""
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 
@@ -29,12 +30,12 @@ def chat(engine: HttpEngine, text: str) -> tuple[list[int], int]:
     return answer["choices"][0]["token_ids"], details.get("cached_tokens") or 0
 
 
-@pytest.mark.behaviour("R018", "R024")
+@pytest.mark.behaviour("R024")
 def test_a_new_server_process_loads_and_its_first_token_comes_sooner(
     engine_python: Path,
     tmp_path_factory: pytest.TempPathFactory,
     large_model: Path,
-    record_property: pytest.RecordProperty,
+    record_property: Callable[[str, object], None],
 ) -> None:
     folder = tmp_path_factory.mktemp("h")
     numbers = random.Random(7)

@@ -10,7 +10,7 @@ from kvpool.connector.attach import Session
 from kvpool.connector.chunks import ChunkKeys, EngineRequest
 from kvpool.model.keys import DIGEST_BYTES
 
-__all__ = ["EARLY_LOOKUPS", "Hits", "Lookups", "Tracked"]
+__all__ = ["EARLY_LOOKUPS", "Counts", "Hits", "Lookups", "Tracked"]
 
 EARLY_LOOKUPS: Final = 16
 """Requests whose lookup is sent on arrival; others are looked up when the scheduler asks: a long queue pins little."""

@@ -111,7 +111,6 @@ def test_memory_of_a_device_is_refused_by_name(worker) -> None:
         ([facts_of(0, 2), facts_of(0, 2)], "2 shards are expected"),
     ],
 )
-@pytest.mark.behaviour("R110", "D073")
 def test_ranks_that_cannot_be_cached_together_run_uncached(scheduler, caplog, ranks, words) -> None:
     with caplog.at_level(logging.WARNING, "kvpool"):
         scheduler.attach([encode(facts) for facts in ranks])
@@ -127,7 +126,7 @@ def test_ranks_that_cannot_be_cached_together_run_uncached(scheduler, caplog, ra
     assert scheduler.sample()["gauges"] == {"uncached:scheduler:unsupported": 1.0}
 
 
-@pytest.mark.behaviour("R112", "D051")
+@pytest.mark.behaviour("R084")
 def test_without_a_server_the_engine_starts_and_runs(scheduler, worker) -> None:
     facts = engine()
     worker.register(facts, tensors(), {"layers.0": "p", "layers.1": "p"})
@@ -144,7 +143,7 @@ def test_without_a_server_the_engine_starts_and_runs(scheduler, worker) -> None:
     assert not scheduler.finished("r")
 
 
-@pytest.mark.behaviour("D107", "D066")
+@pytest.mark.behaviour("R125")
 def test_a_worker_that_was_never_registered_still_answers(worker) -> None:
     plan = StepPlan(chunk_tokens=CHUNK, loads=(LOAD,), released=("x",))
 
