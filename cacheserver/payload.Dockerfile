@@ -6,8 +6,9 @@ ARG BASE_IMAGE=busybox:1.37
 ARG BUILD_IMAGE=python:3.13-slim
 
 FROM ${BUILD_IMAGE} AS build
-ARG PIP_CERT
-ARG PIP_INDEX_URL
+# Where packages come from, and whom to trust with them; empty is what pip does by itself.
+ARG PIP_CERT=""
+ARG PIP_INDEX_URL=""
 RUN ["python3", "-m", "venv", "/build"]
 WORKDIR /src
 COPY . .

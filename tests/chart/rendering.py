@@ -2,13 +2,16 @@
 """What helm makes of the chart, as plain values."""
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from tools.chart import CHART
+from tools.cluster_assets import ASSETS, find
 
 Object = dict[str, Any]
 Identity = tuple[str, str, str]
@@ -50,6 +53,16 @@ class Helm:
             stdin=json.dumps(values or {}),
         )
         return text.partition("\nNOTES:\n")[2]
+
+
+def real_helm() -> Helm:
+    """The helm of this machine; without one the test is skipped, or fails where one is expected."""
+    if found := find(ASSETS["helm"]):
+        return Helm(found)
+    reason = "helm is missing; run `python tools/cluster_assets.py --only control-plane`"
+    if os.environ.get("KVPOOL_EXPECT_CLUSTER"):
+        pytest.fail(reason)
+    pytest.skip(reason)
 
 
 def identity(body: Object) -> Identity:

@@ -9,8 +9,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvpool_operator import cluster
-from kvpool_operator.cluster import CHILDREN, LEASES, PODS, POOLS, Kind
+from kvpool_operator import cluster, handlers
+from kvpool_operator.cluster import CHILDREN, LEASES, Kind
 
 Right = tuple[str, str, str]
 
@@ -27,8 +27,7 @@ VERBS = {
 ELSEWHERE = {"apply_status", "kinds", "read"}
 """Methods whose rights are not of that shape: see IMPLIED; and reading what every account may."""
 
-WATCHED = (POOLS, PODS, CHILDREN["DaemonSet"])
-"""Kinds that kopf lists and watches."""
+KINDS = [k for k in vars(cluster).values() if isinstance(k, Kind)] + list(CHILDREN.values())
 
 IMPLIED: set[Right] = {
     ("kvpool.dev", "kvcachepools/status", "patch"),  # Cluster.apply_status
@@ -71,10 +70,31 @@ def _kinds(call: ast.Call) -> tuple[Kind, ...]:
             return tuple(CHILDREN.values())
 
 
+def watched() -> Iterator[Kind]:
+    """Kinds that kopf lists and watches: those of the decorators in handlers.py."""
+    for node in ast.walk(ast.parse(Path(handlers.__file__).read_text())):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "kopf.on.event":
+            parts = tuple(_parts(node.args))
+            (found,) = (k for k in KINDS if (*k.api_version.split("/"), k.plural) == parts)
+            yield found
+
+
+def _parts(arguments: list[ast.expr]) -> Iterator[str]:
+    """Group, version and plural, also where a constant of the module holds them."""
+    for argument in arguments:
+        match argument:
+            case ast.Constant(value=str(part)):
+                yield part
+            case ast.Starred(value=ast.Name(id=name)):
+                yield from getattr(handlers, name)
+            case _:
+                raise TypeError(f"{ast.unparse(argument)}: not a literal; teach this function to read it")
+
+
 def used() -> set[tuple[Kind, str]]:
     """Kind and verb of everything that the operator does."""
     found = {(k, verb) for method, kinds in calls() for k in kinds for verb in VERBS[method]}
-    return found | {(k, verb) for k in WATCHED for verb in ("list", "watch")}
+    return found | {(k, verb) for k in watched() for verb in ("list", "watch")}
 
 
 def pool_rights() -> set[Right]:

@@ -65,7 +65,7 @@ def run(text: str, folder: Path, targets: list[str], account: dict[str, str]) ->
 
 
 def test_what_the_pod_asks(helm: Helm) -> None:
-    assert script(helm, {})[1] == [LIST, "http://pools-operator.system.svc:8080/ready"]
+    assert script(helm, {})[1] == [LIST, "http://pools-operator.system.svc:8080/readyz"]
     namespaced = script(helm, {"watchNamespaces": ["a", "b"], "metrics": {"service": False}})[1]
     assert namespaced == [
         f"/apis/kvpool.dev/v1alpha1/namespaces/{namespace}/kvcachepools?limit=1" for namespace in ("a", "b")

@@ -13,13 +13,13 @@
   verbs: [update]
 - apiGroups: [""]
   resources: [configmaps, services]
-  verbs: [list, create, patch, delete]
+  verbs: [list, watch, create, patch, delete]
 - apiGroups: [apps]
   resources: [daemonsets]
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
-  verbs: [list, create, patch, delete]
+  verbs: [list, watch, create, patch, delete]
 - apiGroups: [resource.k8s.io]
   resources: [resourceclaimtemplates]
   verbs: [list, create, patch, delete]
@@ -35,6 +35,9 @@
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch, delete]
+- apiGroups: [events.k8s.io]
+  resources: [events]
+  verbs: [create]
 {{- end -}}
 
 {{- /* What it reads of kinds that have no namespace, in both modes. */ -}}

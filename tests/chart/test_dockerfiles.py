@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be said of the images without building them (tests/cluster/test_images.py builds them)."""
+
+import fnmatch
+from pathlib import Path
+
+import pytest
+from tools import images
+from tools.images import IMAGES, ROOT, ImageError
+
+from kvpool_operator.desired.daemon_set import USER
+
+FILES = [ROOT / i.dockerfile for i in IMAGES.values()]
+
+
+def steps(file: Path, word: str) -> list[str]:
+    """Arguments of each instruction *word*."""
+    lines = file.read_text().splitlines()
+    return [line.removeprefix(word).strip() for line in lines if line.startswith(f"{word} ")]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_last_user_is_a_number_and_the_pods_own(file: Path) -> None:
+    assert steps(file, "USER") == [f"{USER}:{USER}"]
+    assert file.read_text().index("USER ") > file.read_text().rindex("FROM ")
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_base_is_an_argument_with_a_version(file: Path) -> None:
+    arguments = dict(a.split("=", 1) for a in steps(file, "ARG"))
+
+    assert {f.split()[0] for f in steps(file, "FROM")} <= {"${BASE_IMAGE}", "${BUILD_IMAGE}"}
+    for name in ("BASE_IMAGE", "BUILD_IMAGE"):
+        assert ":" in arguments[name] or arguments[name] == "${BASE_IMAGE}"
+        assert not arguments[name].endswith(":latest")
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_only_built_files_reach_the_last_stage(file: Path) -> None:
+    last = file.read_text()[file.read_text().rindex("FROM ") :]
+
+    assert [line for line in last.splitlines() if line.startswith(("COPY", "ADD", "RUN"))] == [
+        line for line in last.splitlines() if line.startswith("COPY --from=build ")
+    ]
+
+
+def test_the_context_holds_what_the_wheel_is_made_of_and_no_more() -> None:
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    kept = [line[1:] for line in lines if line.startswith("!")]
+
+    assert "*" in lines
+    assert sorted(kept) == [
+        "LICENSE",
+        "README.md",
+        "cacheserver",
+        "operator",
+        "pyproject.toml",
+        "requirements-dev.lock",
+    ]
+    assert all((ROOT / name).exists() for name in kept)
+    assert any(fnmatch.fnmatch("cacheserver/__pycache__", line) for line in lines)
+
+
+def test_without_a_builder_it_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    with pytest.raises(ImageError, match=r"buildah is not installed; docker is not installed"):
+        images.choose()
+
+
+def test_a_builder_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    docker = tmp_path / "docker"
+    docker.write_text("#!/bin/sh\necho 'Cannot connect to the daemon' >&2\nexit 1\n")
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+
+    with pytest.raises(ImageError, match="docker does not answer: Cannot connect to the daemon"):
+        images.docker()
