@@ -46,7 +46,7 @@ def check_keys(core: Core) -> None:
     for scope in core.index.scopes:
         for table in scope.tables.values():
             for key, slot in table.slots.items():
-                assert core.index.slots.digest[slot].tobytes() == key
+                assert core.index.slots.key[slot] is key
                 assert core.index.slots.table[slot] == table.number
                 indexed.add(slot)
     assert indexed == set(np.flatnonzero((phase == Phase.WRITING) | (phase == Phase.READY)).tolist())

@@ -59,7 +59,7 @@ def apply(table: SlotTable, op: Op, slot: int) -> None:
     if op in moves:
         moves[op](at)
     else:
-        table.take(op, at, 1, np.zeros(1, dtype="V32"), np.zeros(1, dtype=np.uint32))
+        table.take(op, at, 1, [b"key"])
 
 
 @given(st.lists(st.tuples(st.sampled_from(Op), st.integers(0, 2)), max_size=60))

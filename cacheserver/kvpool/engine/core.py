@@ -15,7 +15,7 @@ from kvpool.engine.sessions import Sessions
 from kvpool.engine.waiting import Waiting
 from kvpool.index.index import Index
 from kvpool.index.leases import Leases, LookupLease, StoreLease
-from kvpool.index.phases import Phase
+from kvpool.index.phases import WRITING
 from kvpool.index.policy.lru import Lru
 from kvpool.index.regions import Regions
 from kvpool.index.tombstones import Tombstones
@@ -90,7 +90,7 @@ class Core:
 
     def drop(self, slots: SlotArray) -> None:
         """Make slots unreadable for ever; lookups that wait for them learn it."""
-        written = slots[self.index.slots.phase[slots] == Phase.WRITING]
+        written = slots[self.index.slots.phase[slots] == WRITING]
         self.index.condemn(slots)
         self.waiting.failed(written)
 

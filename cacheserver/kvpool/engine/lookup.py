@@ -13,7 +13,7 @@ from kvpool.engine.outcomes import FoundPrefix
 from kvpool.engine.pinning import pin_rows, release_rows, room_bytes
 from kvpool.engine.tiers import Fetches
 from kvpool.index.leases import Holding, LookupLease
-from kvpool.index.phases import Phase
+from kvpool.index.phases import READY, WRITING
 from kvpool.index.prefix import longest, needed, pin_costs, restorable
 from kvpool.model.errors import InvalidRange, UnknownLease
 from kvpool.model.reasons import LookupReason
@@ -135,7 +135,7 @@ class Lookups:
         mine = [row for row, slot in rows if holding.coming[row] and holding.slots[row] == slot]
         at = np.asarray(mine, dtype=np.int64)
         holding.coming[at] = False
-        ready = self._core.index.slots.phase[holding.slots[at]] == Phase.READY
+        ready = self._core.index.slots.phase[holding.slots[at]] == READY
         pin_rows(self._core, lease, holding, at[ready])
         holding.slots[at[~ready]] = -1
 
@@ -196,14 +196,15 @@ class Lookups:
         """Pin what the longest restorable prefix needs, and what is there of a longer one that is coming."""
         holdings = list(lease.holdings.values())
         reaches = [h.reach for h in holdings]
-        ready = [self._in_phase(h, Phase.READY) for h in holdings]
+        ready = [self._in_phase(h, READY) for h in holdings]
         held = restorable(ready, reaches)
+        there = longest(held)
         affordable = self._affordable(client, holdings)
-        lease.chunks = longest(held & affordable)
-        lease.reason = self._reason(lease, ready, longest(held))
-        if longest(held) == lease.chunks < lease.asked:
+        lease.chunks = there if affordable[there] else longest(held & affordable)
+        lease.reason = self._reason(lease, ready, there)
+        if there == lease.chunks < lease.asked:
             wanted = self._fetches.wanted(holdings, keys)
-            maybe = [r | self._in_phase(h, Phase.WRITING) | w for r, h, w in zip(ready, holdings, wanted, strict=True)]
+            maybe = [r | self._in_phase(h, WRITING) | w for r, h, w in zip(ready, holdings, wanted, strict=True)]
             lease.coming = longest(restorable(maybe, reaches) & affordable) - lease.chunks
         for holding, here in zip(holdings, ready, strict=True):
             rows = np.zeros(lease.asked, dtype=np.bool_)
@@ -216,7 +217,7 @@ class Lookups:
             self._await(lease, keys, now_s)
         return FoundPrefix(lease.chunks, lease.coming, lease.reason)
 
-    def _in_phase(self, holding: Holding, phase: Phase) -> NDArray[np.bool_]:
+    def _in_phase(self, holding: Holding, phase: int) -> NDArray[np.bool_]:
         is_in: NDArray[np.bool_] = (holding.slots >= 0) & (self._core.index.slots.phase[holding.slots] == phase)
         return is_in
 

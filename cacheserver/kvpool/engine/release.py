@@ -9,7 +9,7 @@ from kvpool.engine.counters import CLEARED, EXPIRED_LOOKUPS
 from kvpool.engine.lookup import Lookups
 from kvpool.engine.outcomes import Cleared
 from kvpool.engine.store import Stores
-from kvpool.index.phases import Phase
+from kvpool.index.phases import READY
 from kvpool.index.tables import KeyTable
 from kvpool.model.errors import UnknownLease
 from kvpool.model.slots import SERVER_OWNED
@@ -87,7 +87,7 @@ class Releases:
     def _clear_table(self, table: KeyTable, *, forced: bool) -> tuple[int, int]:
         slots = np.fromiter(table.slots.values(), np.int64, len(table.slots))
         index = self._core.index.slots
-        unheld = (index.phase[slots] == Phase.READY) & (index.pins[slots] == 0)
+        unheld = (index.phase[slots] == READY) & (index.pins[slots] == 0)
         gone = slots if forced else slots[unheld]
         self._core.drop(gone)
         return len(gone), len(slots) - len(gone)

@@ -11,13 +11,17 @@ from kvpool.engine.lookup import Lookups
 from kvpool.engine.outcomes import ReadPlan
 from kvpool.engine.pinning import release_share
 from kvpool.index.leases import Holding, LookupLease
-from kvpool.index.phases import Phase
+from kvpool.index.phases import READY
 from kvpool.model.checksum import CHECKSUM_BYTES
 from kvpool.model.errors import InvalidRange, LimitExceeded, Malformed, UnknownLease
 from kvpool.model.identity import Mode
 from kvpool.model.slots import PLACEMENT, Disposition, SlotArray
 
 __all__ = ["Piece", "Retrieves"]
+
+# Plain numbers for NumPy, see phases.
+_IN_PLACE, _STREAM = int(Disposition.IN_PLACE), int(Disposition.STREAM)
+_VOUCHED, _LOST = int(Disposition.VOUCHED), int(Disposition.LOST)
 
 Piece = tuple[bytes, int, int, int]
 """(lookup id, group, shard, chunk) of a copy that runs."""
@@ -49,23 +53,25 @@ class Retrieves:
             np.zeros(end - first, dtype=f"V{CHECKSUM_BYTES}"),
             np.zeros(end - first, dtype=np.uint8),
         )
-        plan.placements["disposition"] = Disposition.LOST
+        plan.placements["disposition"] = _LOST
         plan.placements["length"] = lease.scope.groups[place[0]].shard_bytes
         owned = registration.mode is Mode.CLIENT_MOVED and self._core.index.owned_by(slots, client.tenant)
         self._fill(plan, held, slots, np.asarray(owned))
         return plan
 
     def _fill(self, plan: ReadPlan, held: NDArray[np.bool_], slots: SlotArray, owned: NDArray[np.bool_]) -> None:
+        at = np.flatnonzero(held)
         rows = plan.placements
-        rows["slot"][~held] = -1
-        rows["slot"][held] = slots
-        rows["region"][held] = slots // self._core.arena.stride
-        rows["offset"][held] = self._core.arena.offsets(slots)
-        rows["disposition"][held] = np.where(owned, Disposition.IN_PLACE, Disposition.STREAM)
-        headers = self._core.arena.rows(slots)
-        plan.checksums[held] = headers["checksum"]
+        rows["slot"] = -1
+        rows["slot"][at] = slots
+        rows["region"][at] = slots // self._core.arena.stride
+        rows["offset"][at] = self._core.arena.offsets(slots)
+        rows["disposition"][at] = np.where(owned, _IN_PLACE, _STREAM)
         verify = self._core.index.slots.unverified[slots] | self._sampled()
-        plan.kinds[held] = np.where(verify, headers["checksum_kind"], 0)
+        if verify.any():  # headers are large, and most loads need none
+            headers = self._core.arena.rows(slots)
+            plan.checksums[at] = headers["checksum"]
+            plan.kinds[at] = np.where(verify, headers["checksum_kind"], 0)
 
     def begin_read(self, client: Client, piece: Piece, offset: int, length: int) -> memoryview:
         """Hand out the bytes of one piece; the copy holds the slot until its end."""
@@ -102,14 +108,14 @@ class Retrieves:
             raise LimitExceeded(f"chunks [{first}, {end}) in one request")
         if len(bad) != end - first:
             raise Malformed(f"{len(bad)} marks for {end - first} chunks")
-        answer = np.full(end - first, Disposition.LOST, dtype=np.uint8)
+        answer = np.full(end - first, _LOST, dtype=np.uint8)
         try:
             lease = self._lookups.live(client, lookup_id)
         except UnknownLease:
             return self._count(answer, 0)  # it ran out: nobody vouches for what was read
         holding = self._holding(lease, place, first, end)
         readable = self._readable(holding, first, end)
-        answer[readable & ~bad] = Disposition.VOUCHED
+        answer[readable & ~bad] = _VOUCHED
         self._finish(lease, holding, first, readable, bad)
         return self._count(answer, lease.scope.groups[place[0]].shard_bytes)
 
@@ -144,7 +150,7 @@ class Retrieves:
 
     def _readable(self, holding: Holding, first: int, end: int) -> NDArray[np.bool_]:
         """Return which chunks are pinned by the lookup, and in the index still."""
-        ready = self._core.index.slots.phase[holding.slots[first:end]] == Phase.READY
+        ready = self._core.index.slots.phase[holding.slots[first:end]] == READY
         readable: NDArray[np.bool_] = (holding.shares[first:end] > 0) & ready
         return readable
 
@@ -156,7 +162,7 @@ class Retrieves:
         return sampled
 
     def _count(self, answer: NDArray[np.uint8], length: int) -> NDArray[np.uint8]:
-        vouched = int(np.count_nonzero(answer == Disposition.VOUCHED))
+        vouched = int(np.count_nonzero(answer == _VOUCHED))
         self._core.counters.add(LOADED[Disposition.VOUCHED], vouched)
         self._core.counters.add(LOADED[Disposition.LOST], len(answer) - vouched)
         self._core.counters.add(LOADED_BYTES, vouched * length)

@@ -11,7 +11,7 @@ from kvpool.engine.core import Core
 from kvpool.engine.counters import EXPIRED_STORES, STORE_BEGUN, STORED_BYTES, STORES
 from kvpool.engine.headers import chained_rows, filled_rows
 from kvpool.index.leases import StoreLease
-from kvpool.index.phases import Phase
+from kvpool.index.phases import WRITING
 from kvpool.index.tables import KeyTable
 from kvpool.model.checksum import CHECKSUM_BYTES, ChecksumKind
 from kvpool.model.errors import InvalidRange, Malformed, UnknownLease
@@ -22,6 +22,10 @@ from kvpool.model.slots import PLACEMENT, Disposition, SlotArray
 __all__ = ["Stores"]
 
 Frame = bytes | memoryview | NDArray[Any]
+
+# Plain numbers for NumPy, see phases.
+_WRITE, _PENDING, _PRESENT = int(Disposition.WRITE), int(Disposition.PENDING), int(Disposition.PRESENT)
+_STORED, _ABANDONED = int(Disposition.STORED), int(Disposition.ABANDONED)
 
 _LAST_CHUNK = (1 << 31) - 1
 
@@ -77,8 +81,8 @@ class Stores:
     ) -> tuple[SlotArray, NDArray[np.uint8]]:
         """Take slots for the chunks that are not there yet; returns the slots to write and all dispositions."""
         found = table.find(keys)
-        writing = self._core.index.slots.phase[found] == Phase.WRITING
-        dispositions = np.where(writing, Disposition.PENDING, Disposition.PRESENT).astype(np.uint8)
+        writing = self._core.index.slots.phase[found] == WRITING
+        dispositions = np.where(writing, _PENDING, _PRESENT).astype(np.uint8)
         missing = np.flatnonzero(found < 0)
         slots = np.full(len(keys), -1, dtype=np.int64)
         if len(missing):
@@ -94,8 +98,9 @@ class Stores:
             rows = filled_rows(table, names[: len(taken)], ordinals[: len(taken)], length, client.client_id)
             self._core.arena.begin(taken, chained_rows(rows, keys, fits, parent))
             slots[fits] = taken
-            dispositions[missing] = self._core.index.why_full() if len(taken) < len(missing) else Disposition.WRITE
-            dispositions[fits] = Disposition.WRITE
+            if len(taken) < len(missing):
+                dispositions[missing] = int(self._core.index.why_full())
+            dispositions[fits] = _WRITE
         return slots, dispositions
 
     def _placements(self, lease: StoreLease) -> NDArray[np.void]:
@@ -163,12 +168,12 @@ class Stores:
             return self._late(key, complete)
         marks, sums = _frames(len(lease.slots), complete, checksums, kind)
         self._core.stores.pop(key)
-        wanted = (lease.slots >= 0) & (self._core.index.slots.phase[lease.slots] == Phase.WRITING)
+        wanted = (lease.slots >= 0) & (self._core.index.slots.phase[lease.slots] == WRITING)
         stored = np.flatnonzero(wanted & marks & self._arrived(lease))
         self._publish(lease, stored, sums[stored], kind)
         answer = lease.dispositions.copy()
-        answer[lease.slots >= 0] = Disposition.ABANDONED
-        answer[stored] = Disposition.STORED
+        answer[lease.slots >= 0] = _ABANDONED
+        answer[stored] = _STORED
         lease.slots[stored] = -1
         self._count_ended(lease, len(stored))
         self._abandon(key, lease, over=True)
@@ -212,7 +217,7 @@ class Stores:
     def _written_by(self, lease: StoreLease) -> SlotArray:
         """Return the slots of a store that are still in the index."""
         held = lease.held()
-        written: SlotArray = held[self._core.index.slots.phase[held] == Phase.WRITING]
+        written: SlotArray = held[self._core.index.slots.phase[held] == WRITING]
         return written
 
     def _arrived(self, lease: StoreLease) -> NDArray[np.bool_]:

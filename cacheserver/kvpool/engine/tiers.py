@@ -12,7 +12,7 @@ from kvpool.engine.counters import FETCH_FAILED, FETCHED
 from kvpool.engine.headers import filled_rows
 from kvpool.engine.ports import FetchDone, Tier, TierKey
 from kvpool.index.leases import Holding
-from kvpool.index.phases import Phase
+from kvpool.index.phases import WRITING
 from kvpool.index.regions import SlotClass
 from kvpool.index.tables import KeyTable
 from kvpool.model.checksum import CHECKSUM_BYTES
@@ -83,7 +83,7 @@ class Fetches:
         slots: SlotArray = np.array([fetch.slot])
         good = done.length == fetch.length
         self._core.counters.add(FETCHED if good else FETCH_FAILED)
-        if not good or self._core.index.slots.phase[fetch.slot] != Phase.WRITING:
+        if not good or self._core.index.slots.phase[fetch.slot] != WRITING:
             self._core.abort(slots)
             return
         checksums = np.frombuffer(done.checksum, dtype=f"V{CHECKSUM_BYTES}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvpool.index.phases import Phase
+from kvpool.index.phases import READY
 from kvpool.index.policy.port import Policy
 from kvpool.index.regions import Region, Regions, SlotClass
 from kvpool.index.slots import SlotTable
@@ -64,7 +64,7 @@ class Evictor:
         base = region.number * self._regions.stride
         phase = self._slots.phase[base : base + region.count]
         pins = self._slots.pins[base : base + region.count]
-        return np.flatnonzero((phase == Phase.READY) & (pins == 0)) + base
+        return np.flatnonzero((phase == READY) & (pins == 0)) + base
 
     def cheapest(self, allowed: Callable[[Region], bool]) -> tuple[Region, int, float] | None:
         """Return the allowed region with the fewest held slots, then of least value, with that number and value."""
@@ -91,6 +91,6 @@ class Evictor:
         return Victims(slots[order], ranks[order], fresh=True)
 
     def _still_true(self, slots: SlotArray, ranks: NDArray[np.int64], fresh: bool) -> Victims:
-        good = (self._slots.phase[slots] == Phase.READY) & (self._slots.pins[slots] == 0)
+        good = (self._slots.phase[slots] == READY) & (self._slots.pins[slots] == 0)
         good &= self._policy.rank(slots) == ranks
         return Victims(slots[good], ranks[good], fresh)

@@ -9,13 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvpool.index.evict import Evictor
-from kvpool.index.phases import Op, Phase
+from kvpool.index.phases import LAPSED, WRITING, Op
 from kvpool.index.policy.port import Policy
 from kvpool.index.regions import Region, Regions, SlotClass
 from kvpool.index.slots import SlotTable
 from kvpool.index.tables import KeyTable, Scopes
 from kvpool.model.errors import PoolFull
-from kvpool.model.keys import DIGEST_BYTES
 from kvpool.model.slots import SERVER_OWNED, Disposition, SlotArray
 
 __all__ = ["Index"]
@@ -78,7 +77,7 @@ class Index:
         """
         slots = self._allocate(cls, len(keys), now_s)
         keys, ordinals = keys[: len(slots)], ordinals[: len(slots)]
-        self._enter(Op.RESERVE, slots, table, keys, ordinals)
+        self._enter(Op.RESERVE, slots, table, keys)
         self._policy.stored(slots, ordinals, parent)
         return slots
 
@@ -89,7 +88,7 @@ class Index:
 
     def condemn(self, slots: SlotArray) -> None:
         """Take *slots* out of the index for ever; each is free once its last holder went."""
-        written = self.slots.phase[slots] == Phase.WRITING
+        written = self.slots.phase[slots] == WRITING
         self.slots.condemn(slots)
         self._forget_keys(slots)
         self.chunks -= len(slots) - int(np.count_nonzero(written))
@@ -98,7 +97,7 @@ class Index:
 
     def abort(self, slots: SlotArray) -> None:
         """Learn that the writers of *slots* are over and their bytes not wanted."""
-        lapsed = self.slots.phase[slots] == Phase.LAPSED
+        lapsed = self.slots.phase[slots] == LAPSED
         self.slots.abort(slots)
         self._forget_keys(slots[~lapsed])
         self.lapsed_bytes -= int(self.bytes_of(slots[lapsed]).sum())
@@ -124,14 +123,13 @@ class Index:
 
     def adopt(self, slots: SlotArray, table: KeyTable, keys: list[bytes], ordinals: NDArray[np.uint32]) -> None:
         """Take over complete slots of an adopted region."""
-        self._enter(Op.ADOPT, slots, table, keys, ordinals)
+        self._enter(Op.ADOPT, slots, table, keys)
         self._policy.stored(slots, ordinals, -1)
         self.chunks += len(slots)
 
     def seize(self, slots: SlotArray) -> None:
         """Take over slots of an adopted region that a former client may still write to."""
-        nothing = np.zeros(len(slots), dtype=f"V{DIGEST_BYTES}")
-        self.slots.take(Op.SEIZE, slots, 0, nothing, np.zeros(len(slots), dtype=np.uint32))
+        self.slots.take(Op.SEIZE, slots, 0, [b""] * len(slots))
         self.lapsed_bytes += int(self.bytes_of(slots).sum())
 
     # Making room
@@ -218,17 +216,14 @@ class Index:
 
     # Bookkeeping
 
-    def _enter(
-        self, op: Op, slots: SlotArray, table: KeyTable, keys: list[bytes], ordinals: NDArray[np.uint32]
-    ) -> None:
-        digests = np.frombuffer(b"".join(keys), dtype=f"V{DIGEST_BYTES}")
-        self.slots.take(op, slots, table.number, digests, ordinals)
+    def _enter(self, op: Op, slots: SlotArray, table: KeyTable, keys: list[bytes]) -> None:
+        self.slots.take(op, slots, table.number, keys)
         table.slots.update(zip(keys, slots.tolist(), strict=True))
 
     def _forget_keys(self, slots: SlotArray) -> None:
         numbers = self.slots.table[slots]
         for number in set(numbers.tolist()):
-            keys = self.slots.digest[slots[numbers == number]].tolist()
+            keys = self.slots.key[slots[numbers == number]].tolist()
             deque(map(self.scopes.numbered(number).slots.pop, keys), maxlen=0)
 
     def _release(self, slots: SlotArray) -> None:

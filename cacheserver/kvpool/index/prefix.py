@@ -24,6 +24,8 @@ def restorable(available: Sequence[NDArray[np.bool_]], reaches: Sequence[int]) -
     ok = np.ones(count + 1, dtype=np.bool_)
     row = np.arange(count)
     for have, reach in zip(available, reaches, strict=True):
+        if have.all():
+            continue
         last_gap = np.maximum.accumulate(np.where(have, -1, row))
         ok[1:] &= (row - last_gap) >= np.minimum(row + 1, reach)
     return ok

@@ -4,8 +4,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from kvpool.index.phases import ILLEGAL, NEXT, IllegalMove, Op, Phase
-from kvpool.model.keys import DIGEST_BYTES
+from kvpool.index.phases import CONDEMNED, ILLEGAL, NEXT, IllegalMove, Op, Phase
 from kvpool.model.slots import SlotArray
 
 __all__ = ["SlotTable"]
@@ -21,25 +20,19 @@ class SlotTable:
         """Make a table of *capacity* free slots."""
         self.phase: NDArray[np.uint8] = np.zeros(capacity, dtype=np.uint8)
         self.pins: NDArray[np.int32] = np.zeros(capacity, dtype=np.int32)
-        self.generation: NDArray[np.uint32] = np.zeros(capacity, dtype=np.uint32)
-        """How often the slot was taken; tells its present chunk from a former one."""
         self.table: NDArray[np.int32] = np.zeros(capacity, dtype=np.int32)
-        self.digest: NDArray[np.void] = np.zeros(capacity, dtype=f"V{DIGEST_BYTES}")
-        self.ordinal: NDArray[np.uint32] = np.zeros(capacity, dtype=np.uint32)
-        """Position of the chunk in its token sequence."""
+        """Number of the key table that the chunk is in."""
+        self.key: NDArray[np.object_] = np.empty(capacity, dtype=np.object_)
+        """The chunk's digest: the very object that its key table has."""
         self.unverified: NDArray[np.bool_] = np.zeros(capacity, dtype=np.bool_)
         """True until the bytes of a slot taken over from a former server were verified once."""
         self.illegal_moves = 0
 
-    def take(
-        self, op: Op, slots: SlotArray, table: int, digests: NDArray[np.void], ordinals: NDArray[np.uint32]
-    ) -> None:
+    def take(self, op: Op, slots: SlotArray, table: int, keys: list[bytes]) -> None:
         """Give free *slots* to new chunks: RESERVE, ADOPT or SEIZE."""
         self._move(op, slots)
-        self.generation[slots] += 1
         self.table[slots] = table
-        self.digest[slots] = digests
-        self.ordinal[slots] = ordinals
+        self.key[slots] = keys
         self.unverified[slots] = op is Op.ADOPT
 
     def commit(self, slots: SlotArray) -> None:
@@ -80,7 +73,7 @@ class SlotTable:
 
     def unheld(self, slots: SlotArray) -> SlotArray:
         """Return those of *slots* that are condemned and that nobody holds."""
-        unheld: SlotArray = slots[(self.phase[slots] == Phase.CONDEMNED) & (self.pins[slots] == 0)]
+        unheld: SlotArray = slots[(self.phase[slots] == CONDEMNED) & (self.pins[slots] == 0)]
         return unheld
 
     def _move(self, op: Op, slots: SlotArray) -> None:

@@ -26,7 +26,7 @@ class KeyTable:
 
     def find(self, keys: list[bytes]) -> SlotArray:
         """Return the slot of each key, -1 where there is none."""
-        return np.fromiter(map(self.slots.get, keys, repeat(-1)), np.int64, len(keys))
+        return np.array(list(map(self.slots.get, keys, repeat(-1))), dtype=np.int64)
 
     def slot_of(self, key: bytes) -> int:
         """Return the slot of one key, or -1."""

@@ -18,7 +18,7 @@ def table_in(phase: Phase, pins: int = 0) -> SlotTable:
 def move(table: SlotTable, op: Op) -> None:
     match op:
         case Op.RESERVE | Op.ADOPT | Op.SEIZE:
-            table.take(op, ONE, 1, np.zeros(1, dtype="V32"), np.zeros(1, dtype=np.uint32))
+            table.take(op, ONE, 1, [b"key"])
         case Op.COMMIT:
             table.commit(ONE)
         case Op.ABORT:
@@ -83,21 +83,18 @@ def test_pin_says_how_many_had_none_and_unpin_which_have_none_left() -> None:
     assert table.unpin(slots, np.array([1, 2], dtype=np.int32)).tolist() == [False, True]
 
 
-def test_a_taken_slot_has_a_new_generation_and_its_key() -> None:
+def test_a_taken_slot_has_its_key_and_table() -> None:
     table = SlotTable(8)
-    digests = np.frombuffer(bytes(range(64)), dtype="V32")
 
-    table.take(Op.RESERVE, np.array([1, 5]), 9, digests, np.array([2, 7], dtype=np.uint32))
+    table.take(Op.RESERVE, np.array([1, 5]), 9, [b"one", b"five"])
 
-    assert table.generation[[1, 5]].tolist() == [1, 1]
-    assert table.digest[5].tobytes() == bytes(range(32, 64))
-    assert table.ordinal[[1, 5]].tolist() == [2, 7]
+    assert table.key.tolist() == [None, b"one", None, None, None, b"five", None, None]
     assert table.table[[1, 5]].tolist() == [9, 9]
 
 
 def test_only_adopted_slots_are_unverified() -> None:
     table = SlotTable(8)
     for op, slot in ((Op.ADOPT, 1), (Op.RESERVE, 2)):
-        table.take(op, np.array([slot]), 1, np.zeros(1, dtype="V32"), np.zeros(1, dtype=np.uint32))
+        table.take(op, np.array([slot]), 1, [b"key"])
 
     assert table.unverified[[1, 2]].tolist() == [True, False]
