@@ -64,8 +64,9 @@ changes-check: setup
 generate: setup ## write every derived file
 	$(PY) -m tools.generate
 
-golden: setup ## write the reviewed shape of the protocol again
+golden: setup ## write the reviewed shape of the protocol and its recorded frames again
 	$(PY) -c 'from tests.architecture.test_protocol import GOLDEN, described; GOLDEN.write_bytes(described())'
+	$(PY) -m tests.golden.test_frames
 
 test-fast: setup ## unit, property, contract, integration and architecture tests
 	$(PYTEST) tests $(APART) -q

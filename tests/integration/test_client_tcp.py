@@ -12,8 +12,8 @@ from kvpool.model.reasons import UncachedReason
 from kvpool.server.keys import make_key
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
+@pytest.fixture(scope="module", params=[-1, 0], ids=["bulk-encrypted", "bulk-plain"])
+def place(request, tmp_path_factory):
     """A server with a key and a secret: (address, public key, secret file)."""
     folder = tmp_path_factory.mktemp("server")
     public = make_key(str(folder / "key"))
@@ -21,13 +21,14 @@ def place(tmp_path_factory):
     secret.write_text("a secret of this pool alone\n")
     secret.chmod(0o600)
     listen = {"socket_path": "", "tcp_host": "127.0.0.1", "tcp_port": 0, "curve_key_file": str(folder / "key")}
+    listen["plain_bulk_port"] = request.param
     with ServerProcess(folder, listen=listen, auth={"kind": "secret", "secret_file": str(secret)}) as server:
         until(lambda: server.endpoints, 30)
         yield server.endpoints[0], public, str(secret)
 
 
 @pytest.mark.timeout(60)
-def test_chunks_travel_encrypted_and_streamed(place):
+def test_chunks_are_streamed_over_tcp(place, request):
     address, public, secret = place
     with FakeEngine(address, server_key=public, secret_file=secret) as engine:
         engine.healthy()
@@ -37,6 +38,7 @@ def test_chunks_travel_encrypted_and_streamed(place):
         engine.store(keys)
 
         assert engine.worker_link.state.mode is Mode.STREAMED
+        assert bool(engine.worker_link.state.welcome.plain_bulk_port) is ("bulk-plain" in request.node.callspec.id)
         assert engine.load(engine.lookup(keys), 100) == frozenset()
         assert (engine.bytes_of(100, 3) == engine.bytes_of(0, 3)).all()
 

@@ -110,7 +110,7 @@ class Session:
         self._plan_renewal(welcome.identity_expires_s)
         self._control.window = max(1, welcome.limits.in_flight - welcome.limits.bulk_window - 1)
         if self.kind is ClientKind.WORKER:
-            self._bulk = self._pipe(welcome.limits.bulk_window)
+            self._bulk = self._bulk_pipe(welcome)
             self._exchange(AttachBulk(ticket=welcome.ticket), ends_s, self._bulk)
         if welcome.descriptor_socket and self._config.server.startswith("ipc://"):
             # The server's own path may be another mount of the same folder: ours is beside the socket that we reached.
@@ -257,6 +257,14 @@ class Session:
         yield self._control
         if self._bulk is not None:
             yield self._bulk
+
+    def _bulk_pipe(self, welcome: Welcome) -> Pipe:
+        """Open the bulk connection: unencrypted where the pool wants that, else the way the control one went."""
+        config, window = self._config, welcome.limits.bulk_window
+        if not welcome.plain_bulk_port:
+            return self._pipe(window)
+        address = f"{config.server.rpartition(':')[0]}:{welcome.plain_bulk_port}"
+        return Pipe(self._door.connect(address, "", config.connect_s), window, config.transfer_s)
 
     def _pipe(self, window: int) -> Pipe:
         config = self._config

@@ -93,6 +93,7 @@ class Server:
             resources.callback(self.inbox.close)
             self._authenticator = authenticator(config.auth)
             self._door = Frontend(config.limits)
+            self._plain_bulk_port = 0
             resources.callback(self._door.close)
             self._listen()
             self._parts = self._make_parts(engine)
@@ -166,7 +167,7 @@ class Server:
             _, secret = read_key(listen.curve_key_file)
             self._door.bind_curve(listen.tcp_host, listen.tcp_port, secret)
             if listen.plain_bulk_port >= 0:
-                self._door.bind_plain_bulk(listen.tcp_host, listen.plain_bulk_port)
+                self._plain_bulk_port = self._door.bind_plain_bulk(listen.tcp_host, listen.plain_bulk_port)
         self._door.watch(self.inbox.fileno())
 
     def _make_parts(self, engine: Engine) -> Parts:
@@ -225,6 +226,7 @@ class Server:
             wall=self._clocks.wall,
             server_id=self._config.server_id or socket.gethostname(),
             descriptor_socket=self._config.listen.socket_path + SUFFIX if descriptors else "",
+            plain_bulk_port=self._plain_bulk_port,
             watches=descriptors.watches if descriptors else lambda _: False,
             goodbye=descriptors.forget if descriptors else lambda _: None,
             snapshot=self._publish,

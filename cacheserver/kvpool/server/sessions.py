@@ -60,6 +60,9 @@ class Rim:
     descriptor_socket: str
     """Path of the socket that hands out segments; empty if there is none."""
 
+    plain_bulk_port: int
+    """TCP port for bulk connections without encryption; 0 if there is none."""
+
     watches: Callable[[bytes], bool]
     """Whether a process handle tells that the client of that id lives."""
 
@@ -236,6 +239,7 @@ class SessionVerbs:
             ticket=client.ticket,
             descriptor_socket=self._rim.descriptor_socket if client.peer.origin is Origin.UNIX else "",
             identity_expires_s=self._told(identity),
+            plain_bulk_port=self._rim.plain_bulk_port if client.peer.origin is Origin.TCP else 0,
         )
 
     def _expiry(self, identity: Identity) -> float | None:

@@ -120,13 +120,14 @@ class Frontend:
         router.curve_secretkey = secret_key
         self._bind(router, _tcp(host, port), "listen.tcp_host and listen.tcp_port")
 
-    def bind_plain_bulk(self, host: str, port: int) -> None:
-        """Listen on an unencrypted TCP port for bulk connections; 0 takes a free one.
+    def bind_plain_bulk(self, host: str, port: int) -> int:
+        """Listen on an unencrypted TCP port for bulk connections, 0 takes a free one; returns the port.
 
         Raises:
             ListenError: the address cannot be taken.
         """
         self._bind(self._tcp_router(Origin.PLAIN_BULK), _tcp(host, port), "listen.plain_bulk_port")
+        return int(self.endpoints[-1].rpartition(":")[2])
 
     def watch(self, fd: int) -> None:
         """Let ``wait`` end when *fd* is readable, too."""

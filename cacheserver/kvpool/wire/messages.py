@@ -140,6 +140,9 @@ class Welcome(Reply, frozen=True, kw_only=True, tag="welcome"):
     identity_expires_s: float | None = None
     """Seconds until the credential must be renewed."""
 
+    plain_bulk_port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    """TCP port of the same host for a bulk connection without encryption; 0 if there is none."""
+
     features: tuple[str, ...] = ()
 
 
