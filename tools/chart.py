@@ -5,6 +5,7 @@ The CRD of the chart comes from the operator's types and needs nothing else. ``d
 rendered by helm; where there is none it stays as it is.
 """
 
+import re
 import subprocess
 from pathlib import Path
 from typing import Final
@@ -73,5 +74,6 @@ def rendered(helm: Path) -> str:
     values = ["--set", "crds.keep=false"]
     command = [helm, "template", "kvpool", CHART, "--namespace", NAMESPACE, "--skip-tests", *values]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    kept = [line for line in text.splitlines() if "helm.sh/" not in line]
-    return _DEPLOY_HEAD + "\n".join(kept).replace("managed-by: Helm", "managed-by: kubectl") + "\n"
+    for of_helm in (r"^  annotations:\n    helm\.sh/.*\n", r"^ *helm\.sh/.*\n"):
+        text = re.sub(of_helm, "", text, flags=re.MULTILINE)
+    return _DEPLOY_HEAD + text.replace("managed-by: Helm", "managed-by: kubectl")

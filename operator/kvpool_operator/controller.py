@@ -71,7 +71,15 @@ class Controller:
         self.queue: Queue[Key] = Queue(schedule, self.reconciler, time.monotonic)
         self._life = _Life(time.monotonic())
         self.watcher = handlers.Watcher(lambda key, urgent: self.queue.add(key, urgent=urgent), self._life.touch)
-        self.lease = Lease(self._cluster, settings.namespace, settings.identity, settings.lease_s, time.monotonic, _now)
+        self.lease = Lease(
+            self._cluster,
+            settings.namespace,
+            settings.identity,
+            settings.lease_s,
+            time.monotonic,
+            _now,
+            settings.lease,
+        )
 
     async def run(self) -> None:
         """Run until a signal; the Lease is given back at the end.

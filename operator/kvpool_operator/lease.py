@@ -37,6 +37,7 @@ class Lease:
         identity: name of this candidate.
         lease_s: a record unchanged for this long is nobody's any more.
         clock: monotonic seconds. *wall*: the time to write down, for people.
+        name: of the Lease.
     """
 
     def __init__(
@@ -47,9 +48,11 @@ class Lease:
         lease_s: float,
         clock: Callable[[], float],
         wall: Callable[[], dt.datetime],
+        name: str = LEASE,
     ) -> None:
         self._cluster = cluster
         self._namespace = namespace
+        self._name = name
         self._identity = identity
         self._lease_s = lease_s
         self._clock = clock
@@ -75,7 +78,7 @@ class Lease:
                 continue
             if not self.held or self._clock() - self._held_s > self._lease_s * 2 / 3:
                 self.held = False
-                raise LeaseLostError(f"lease {LEASE} in {self._namespace} is not ours any more")
+                raise LeaseLostError(f"lease {self._name} in {self._namespace} is not ours any more")
 
     async def release(self) -> None:
         """Let the next candidate in at once; failing to is harmless, the Lease runs out."""
@@ -83,7 +86,7 @@ class Lease:
             return
         self.held = False
         try:
-            found = await self._cluster.get(LEASES, self._namespace, LEASE)
+            found = await self._cluster.get(LEASES, self._namespace, self._name)
             if found["spec"].get("holderIdentity") == self._identity:
                 found["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
                 await self._cluster.replace(LEASES, found)
@@ -99,9 +102,9 @@ class Lease:
 
     async def _take(self) -> bool:
         try:
-            found = await self._cluster.get(LEASES, self._namespace, LEASE)
+            found = await self._cluster.get(LEASES, self._namespace, self._name)
         except Absent:
-            body = {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": {"name": LEASE}}
+            body = {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": {"name": self._name}}
             if not await self._cluster.create(LEASES, self._namespace, {**body, "spec": self._spec(0)}):
                 return False
             return self._hold()

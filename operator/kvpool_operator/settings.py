@@ -16,6 +16,8 @@ class Settings:
     """Namespace that the operator runs in; its Lease is there."""
     identity: str = "kvpool-operator"
     """Name of this replica."""
+    lease: str = "kvpool-operator"
+    """Name of the Lease: replicas of one installation share it, others in the same namespace do not."""
     server_image: str = "kvpool-server"
     priority_class: str | None = None
     watch_namespaces: tuple[str, ...] = ()

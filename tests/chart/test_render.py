@@ -250,3 +250,14 @@ def test_every_object_says_where_it_comes_from(helm: Helm) -> None:
 
 def test_as_a_part_of_another_chart_it_accepts_globals(helm: Helm) -> None:
     assert of_kind(helm.template({"global": {"anything": 1}}), "Deployment")
+
+
+def test_names_that_look_like_numbers_stay_text(helm: Helm) -> None:
+    values = {"watchNamespaces": ["1"], "priorityClass": {"create": False, "name": "1.5"}, **MONITOR}
+    objects = helm.template(values, release="7", namespace="42")
+
+    for made in objects:
+        assert all(isinstance(part, str) for part in identity(made))
+        assert all(isinstance(value, str) for value in made["metadata"]["labels"].values())
+    assert all(isinstance(value, str | None) for value in environment(objects).values())
+    assert all(s["namespace"] == "42" for b in of_kind(objects, "RoleBinding") for s in b["subjects"])

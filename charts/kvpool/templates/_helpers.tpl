@@ -13,7 +13,7 @@ kvpool:{{ .Release.Namespace }}:{{ .Release.Name }}
 {{- define "kvpool.selectorLabels" -}}
 app.kubernetes.io/name: kvpool
 app.kubernetes.io/component: operator
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "kvpool.labels" -}}
@@ -69,6 +69,6 @@ seccompProfile:
 
 {{- define "kvpool.subjects" -}}
 - kind: ServiceAccount
-  name: {{ include "kvpool.serviceAccount" . }}
-  namespace: {{ .Release.Namespace }}
+  name: {{ include "kvpool.serviceAccount" . | quote }}
+  namespace: {{ .Release.Namespace | quote }}
 {{- end -}}
