@@ -74,8 +74,9 @@ def answer(llm: Any, command: dict[str, Any]) -> Any:
         case "generate":
             return generate(llm, command)
         case "reset":
-            # In one process nothing but a call steps the engine, and blocks are held until their stores are done.
-            llm.llm_engine.step()
+            if os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0":
+                # Nothing but a call steps the engine then, and blocks are held until their stores are done.
+                llm.llm_engine.step()
             return llm.reset_prefix_cache()
         case "metrics":
             return metrics(llm)

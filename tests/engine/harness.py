@@ -166,13 +166,17 @@ def connector(server_address: str, *, role: str = "kv_both", policy: str = "reco
     }
 
 
-def engine_environ() -> dict[str, str]:
-    """Environment of every engine of the tests: offline, same threads everywhere (other threads, other tokens)."""
+def engine_environ(threads: str = "0-1") -> dict[str, str]:
+    """Environment of every engine of the tests: offline, same threads everywhere (other threads, other tokens).
+
+    Args:
+        threads: cores of each rank, as vLLM's variable has them.
+    """
     return {
         "PYTHONPATH": str(ROOT / "cacheserver"),
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "0-1",
+        "VLLM_CPU_OMP_THREADS_BIND": threads,
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_SERVER_DEV_MODE": "1",
         "TOKENIZERS_PARALLELISM": "false",
@@ -182,7 +186,16 @@ def engine_environ() -> dict[str, str]:
 class Engine:
     """An offline engine; ``generate`` and the others talk to it, one command at a time."""
 
-    def __init__(self, python: Path, folder: Path, model: Path, *, workers: bool = False, **options: object) -> None:
+    def __init__(
+        self,
+        python: Path,
+        folder: Path,
+        model: Path,
+        *,
+        workers: bool = False,
+        threads: str = "0-1",
+        **options: object,
+    ) -> None:
         """Start it.
 
         Args:
@@ -190,11 +203,12 @@ class Engine:
             folder: where its log goes.
             model: the model's folder.
             workers: with separate scheduler and worker processes, as in production; slower to start.
+            threads: cores of each rank.
             options: for ``vllm.LLM``, and what ``engine_worker`` adds.
         """
         self._group = Group(
             [str(python), str(HERE / "engine_worker.py")],
-            engine_environ() | {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(workers))},
+            engine_environ(threads) | {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(workers))},
             folder / f"engine-{monotonic():.3f}.log",
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

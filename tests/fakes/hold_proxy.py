@@ -98,7 +98,13 @@ class HoldProxy:
     def _up(self, client: socket.socket, server: socket.socket) -> None:
         """Client to server, message by message."""
         with _ending(client, server), client.makefile("rb") as source:
-            server.sendall(source.read(GREETING_BYTES))
+            greeting = GREETING_BYTES
+            while greeting:  # each end sends the rest of its own once it has seen the beginning of the other's
+                data = source.read1(greeting)
+                if not data:
+                    return
+                server.sendall(data)
+                greeting -= len(data)
             for message in _messages(source):
                 if (hold := self._match(message)) is not None:
                     hold.held.set()
