@@ -55,6 +55,26 @@ def test_a_new_arena_has_nothing(arena: Arena) -> None:
     assert arena.region_bytes >= 4 * MIB
 
 
+@pytest.mark.behaviour("D107")
+def test_replaced_memory_gets_a_number_never_used_before(arena: Arena) -> None:
+    regions = np.arange(arena.regions)
+    seen = [int(arena.memories(regions)[1])]
+    for owner in ("a", "b", "b", "a"):
+        arena.format(1, MIB, owner)
+        seen.append(int(arena.memories(regions)[1]))
+
+    assert seen[2] == seen[3]
+    assert len({*seen[1:], *arena.memories(regions[[0, 2]]).tolist()}) == 3 + 2
+
+
+def test_part_of_a_slot_is_read_as_it_was_written(arena: Arena) -> None:
+    arena.format(2, 64 * KIB, "t")
+    (slot,) = slots(arena, 2, 3).tolist()
+    arena.view(slot)[10:16] = b"inside"
+
+    assert arena.read(slot, 9, 8) == b"\0inside\0"
+
+
 @pytest.mark.parametrize("slot_bytes", [4 * KIB, 64 * KIB, 96 * KIB, MIB, 4 * MIB])
 def test_a_region_holds_as_many_slots_as_fit(arena: Arena, slot_bytes: int) -> None:
     count = arena.format(1, slot_bytes, "t")

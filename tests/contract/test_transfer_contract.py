@@ -338,7 +338,7 @@ def store_with_checksums(engine, way, keys, chunks, wrong):
                 piece = m.WriteChunk(store_id=store_id, chunk=chunk, offset=at)
                 link.submit(piece, (data[at : at + step],), bulk=True).result()
         else:
-            part = (int(rows[i]["region"]), int(rows[i]["offset"]), int(rows[i]["length"]))
+            part = (int(rows[i]["memory"]), int(rows[i]["offset"]), int(rows[i]["length"]))
             link.segments.writing(*part)[:] = data
         sums += checksum(b"other bytes" if chunk in wrong else data)
     commit = m.CommitStore(store_id=store_id, checksum_kind=PREFERRED)

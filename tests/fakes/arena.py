@@ -28,6 +28,7 @@ class MemoryArena:
         self.full = False
         """True makes the next region that is cut fail for lack of memory."""
 
+        self.generations = [0] * regions
         self._slot_bytes = [0] * regions
         self._owners: list[str | None] = [None] * regions
         self._bytes = [bytearray() for _ in range(regions)]
@@ -39,6 +40,7 @@ class MemoryArena:
         if self.full:
             raise PoolFull("no memory")
         if self._owners[region] != owner or not self._bytes[region]:
+            self.generations[region] += bool(self._bytes[region])
             self._bytes[region] = bytearray(self.region_bytes)
         self._slot_bytes[region], self._owners[region] = slot_bytes, owner
         self._state[region * self.stride : (region + 1) * self.stride] = EMPTY
@@ -67,6 +69,12 @@ class MemoryArena:
         region, position = divmod(slot, self.stride)
         size = self._slot_bytes[region]
         return memoryview(self._bytes[region])[position * size : (position + 1) * size]
+
+    def read(self, slot: int, offset: int, length: int) -> bytes:
+        return bytes(self.view(slot)[offset : offset + length])
+
+    def memories(self, regions: NDArray[np.int64]) -> NDArray[np.uint32]:
+        return (regions + np.array(self.generations)[regions] * self.regions).astype(np.uint32)
 
     def offsets(self, slots: SlotArray) -> NDArray[np.uint64]:
         regions, positions = np.divmod(slots, self.stride)

@@ -258,7 +258,7 @@ class ScriptedServer:
             else:
                 flags = os.O_RDWR if request.writable else os.O_RDONLY
                 fresh = os.open(f"/proc/self/fd/{self.engine.memfd}", flags | os.O_CLOEXEC)
-                region = descriptors.Region(region=request.region, length=REGION_BYTES, writable=request.writable)
+                region = descriptors.Region(memory=request.memory, length=REGION_BYTES, writable=request.writable)
                 socket.send_fds(stream, [descriptors.pack(region)], [fresh])
                 os.close(fresh)
         return bool(data)

@@ -122,9 +122,9 @@ REPLIES = (
 
 DESCRIPTOR_MESSAGES = (
     d.Attach(ticket=ID),
-    d.MapRegion(region=3, writable=True),
+    d.MapRegion(memory=3, writable=True),
     d.Granted(boot_id=ID, regions=4, region_bytes=1 << 30),
-    d.Region(region=3, length=1 << 30, writable=True),
+    d.Region(memory=3, length=1 << 30, writable=True),
 )
 
 EXAMPLES = (

@@ -14,6 +14,7 @@ import struct
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -90,7 +91,7 @@ class Proc:
     connected: bool = True
     stores: list[OpenStore] = field(default_factory=list)
     lookups: list[OpenLookup] = field(default_factory=list)
-    reads: list[tuple[tuple[bytes, int, int, int], memoryview, Key, int]] = field(default_factory=list)
+    reads: list[tuple[tuple[bytes, int, int, int], Callable[[], bytes], Key, int]] = field(default_factory=list)
     mapped: set[int] = field(default_factory=set)
 
     @property
@@ -119,7 +120,7 @@ class Machine:
         """Writes of each chunk that were complete when they became readable."""
         self.sure: set[Key] = set()
         """Chunks that cannot have gone since."""
-        self.seen_evicted = 0.0
+        self.seen_evicted = 0
         self.counts: Counter[str] = Counter()
         self.tier = FakeTier()
         self.arena = WatchedArena(regions=12, region_bytes=12 * PAGE)
@@ -241,7 +242,7 @@ class Machine:
         if write.any():
             self.writes += 1
             proc.stores.append(OpenStore(store_id, proc.space, group, shard, mine, rows, self.writes))
-            for region in set(rows["region"][write].tolist()) if proc.moves else ():
+            for region in set(rows["memory"][write].tolist()) if proc.moves else ():
                 assert self.engine.region_access(proc.client.client_id, region) is Access.WRITE
                 proc.mapped.add(region)
 
@@ -473,19 +474,20 @@ class Machine:
             piece = (lookup.lookup_id, 0, 0, chunk)
             length = SPACES[proc.space][2][0].shard_bytes
             try:
-                view = self.engine.begin_read(proc.client.client_id, *piece, 0, length, self.now_s)
+                read = self.engine.begin_read(proc.client.client_id, *piece, 0, length, self.now_s)
             except UnknownLease:
                 return
-            write = UNIT.unpack(view[: UNIT.size])[4]
-            proc.reads.append((piece, view, (proc.space, lookup.numbers[chunk], 0, 0), write))
+            write = UNIT.unpack(read()[: UNIT.size])[4]
+            proc.reads.append((piece, read, (proc.space, lookup.numbers[chunk], 0, 0), write))
 
     def op_end_read(self) -> None:
         """A running copy out of a slot sees the same write from its start to its end, whatever ended meanwhile."""
         if (proc := self._proc()) and proc.reads:
-            piece, view, key, write = proc.reads.pop(0)
-            assert bytes(view) == payload(key, write, len(view)), "a slot changed under a running copy"
+            piece, read, key, write = proc.reads.pop(0)
+            data = read()
+            assert data == payload(key, write, len(data)), "a slot changed under a running copy"
             self.counts["copies verified"] += 1
-            self.engine.end_read(proc.client.client_id, *piece, 0, len(view), self.now_s)
+            self.engine.end_read(proc.client.client_id, *piece, 0, len(data), self.now_s)
 
     def op_free(self) -> None:
         if (proc := self._proc()) and proc.lookups:
@@ -534,7 +536,7 @@ class Machine:
         self.tier.done()
         self.arena = self._reopened()
         self.engine = self._engine()
-        self.seen_evicted = 0.0
+        self.seen_evicted = 0
         recovery = self.engine.recover(self.now_s)
         self.counts["recovered"] += recovery.chunks
         self.counts["quarantined"] += recovery.quarantined
@@ -548,7 +550,7 @@ class Machine:
         return after
 
     def _watch_evictions(self) -> None:
-        evicted = self.engine.numbers().counters["kvpool_evicted_chunks_total"]
+        evicted = self.engine._core.index.evicted
         if evicted != self.seen_evicted:
             self.seen_evicted = evicted
             self.sure.clear()

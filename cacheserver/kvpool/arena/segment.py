@@ -56,6 +56,7 @@ class Segment:
         self._lock = threading.Lock()
         self._closed = False
         self._touched = 0
+        self._data_fd = self._folder.open(self._data_name, writable=False)
         self._data, self._grown = self._map_data()
         self._head = self._map_head(PAGE_BYTES)
         self._page = Page(np.frombuffer(self._head, dtype=np.uint8, count=PAGE_BYTES))
@@ -119,6 +120,15 @@ class Segment:
             raise IndexError(f"region {self.region} has no slot {position}")
         start = position * self.cut.slot_bytes
         return memoryview(self._data)[start : start + self.cut.slot_bytes]
+
+    def read(self, position: int, offset: int, length: int) -> bytes:
+        """Return a copy of part of a slot, shorter if a client that may write here has cut the file. Any thread.
+
+        Reading the mapping instead would kill the process by signal in that case.
+        """
+        if self.cut is None or not 0 <= position < self.cut.slots:
+            raise IndexError(f"region {self.region} has no slot {position}")
+        return os.pread(self._data_fd, length, position * self.cut.slot_bytes + offset)
 
     def descriptor(self, *, writable: bool) -> int:
         """Open the data file anew for one client; see ``Folder`` for the lock of a writable one.
@@ -190,6 +200,7 @@ class Segment:
             self._page = Page(np.zeros(PAGE_BYTES, dtype=np.uint8))
             for mapping in (self._head, self._data):
                 _unmap(mapping)
+            os.close(self._data_fd)
 
     def _check(self, cut: Cut) -> None:
         limit = self._sizes.region_bytes
@@ -219,6 +230,8 @@ class Segment:
             _create_sparse(self._folder, temporary, self._sizes.region_bytes)
             self._folder.rename(temporary, self._data_name)
             _unmap(self._data)
+            os.close(self._data_fd)
+            self._data_fd = self._folder.open(self._data_name, writable=False)
             self._data, self._grown = self._map_data()
             self._touched = 0
             self.generation += 1

@@ -124,6 +124,11 @@ class ShmArena:
         region, position = divmod(slot, self.stride)
         return self._segments[region].view(position)
 
+    def read(self, slot: int, offset: int, length: int) -> bytes:
+        """Return a copy of part of a slot, shorter if a client that may write to it has cut the file. Any thread."""
+        region, position = divmod(slot, self.stride)
+        return self._segments[region].read(position, offset, length)
+
     def offsets(self, slots: SlotArray) -> NDArray[np.uint64]:
         """Return where *slots* begin, each in its own region."""
         regions, positions = np.divmod(slots, self.stride)
@@ -131,9 +136,15 @@ class ShmArena:
         offsets: NDArray[np.uint64] = (positions * sizes[regions]).astype(np.uint64)
         return offsets
 
-    def generation(self, region: int) -> int:
-        """Return how often the memory behind a region was replaced; a client's mapping is good for one of them."""
-        return self._segments[region].generation
+    def memories(self, regions: NDArray[np.int64]) -> NDArray[np.uint32]:
+        """Return the numbers of the memory behind regions; a region whose memory is replaced gets a new one."""
+        generations = np.array([s.generation for s in self._segments], dtype=np.int64)
+        return (regions + generations[regions] * self.regions).astype(np.uint32)
+
+    def region_of(self, memory: int) -> int:
+        """Return the region that *memory* is behind; -1 if it is behind none any more."""
+        generation, region = divmod(memory, self.regions)
+        return region if self._segments[region].generation == generation else -1
 
     def descriptor(self, region: int, *, writable: bool) -> int:
         """Open a region's bytes anew for one client; the caller passes the descriptor on and closes it. Any thread.

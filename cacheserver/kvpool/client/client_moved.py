@@ -55,4 +55,4 @@ def _segments(errand: Errand) -> Segments:
 
 
 def _part(row: np.void) -> tuple[int, int, int]:
-    return int(row["region"]), int(row["offset"]), int(row["length"])
+    return int(row["memory"]), int(row["offset"]), int(row["length"])

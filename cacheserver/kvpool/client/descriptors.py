@@ -50,21 +50,21 @@ class Descriptors:
             self._socket.close()
             raise StaleBoot("the descriptor socket belongs to another run of the server")
 
-    def fetch(self, region: int, *, writable: bool) -> tuple[int, int]:
-        """Return a descriptor of *region*, which the caller closes, and the region's length.
+    def fetch(self, memory: int, *, writable: bool) -> tuple[int, int]:
+        """Return a descriptor of *memory*, which the caller closes, and the region's length.
 
         Raises:
             CacheError: the server refuses, or is gone.
         """
         with self._lock:
             try:
-                reply, descriptors = self._ask(MapRegion(region=region, writable=writable))
+                reply, descriptors = self._ask(MapRegion(memory=memory, writable=writable))
             except OSError as e:
                 raise ServerUnavailable(f"descriptor socket: {e}") from e
-        if isinstance(reply, Region) and reply.region == region and len(descriptors) == 1:
+        if isinstance(reply, Region) and reply.memory == memory and len(descriptors) == 1:
             return descriptors[0], reply.length
         _close_all(descriptors)
-        raise Malformed(f"descriptor socket: region {region} came with {len(descriptors)} descriptors")
+        raise Malformed(f"descriptor socket: memory {memory} came with {len(descriptors)} descriptors")
 
     def close(self) -> None:
         """End the connection; the server learns from it that this session is over. Idempotent, does not wait."""

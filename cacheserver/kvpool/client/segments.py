@@ -17,7 +17,7 @@ __all__ = ["Fetch", "Segments"]
 class Fetch(Protocol):
     """Where descriptors come from: ``Descriptors.fetch``."""
 
-    def __call__(self, region: int, *, writable: bool) -> tuple[int, int]:
+    def __call__(self, memory: int, *, writable: bool) -> tuple[int, int]:
         """Return a fresh descriptor of the region and its length."""
 
 
@@ -35,30 +35,30 @@ class Segments:
         self._readable: dict[int, memoryview] = {}
         self._writable: dict[int, memoryview] = {}
 
-    def reading(self, region: int, offset: int, length: int) -> memoryview:
+    def reading(self, memory: int, offset: int, length: int) -> memoryview:
         """Return a read-only view of part of a region.
 
         Raises:
             CacheError: the region cannot be mapped, or the part lies outside of it.
         """
         with self._lock:
-            whole = self._readable.get(region)
+            whole = self._readable.get(memory)
             if whole is None:
                 # Not the writable mapping, if there is one: what reads must not be able to write.
-                whole = self._readable[region] = self._map(region, writable=False)
-        return _part(whole, region, offset, length, writable=False)
+                whole = self._readable[memory] = self._map(memory, writable=False)
+        return _part(whole, memory, offset, length, writable=False)
 
-    def writing(self, region: int, offset: int, length: int) -> memoryview:
+    def writing(self, memory: int, offset: int, length: int) -> memoryview:
         """Return a writable view of part of a region.
 
         Raises:
             CacheError: the region cannot be mapped, or the part lies outside of it.
         """
         with self._lock:
-            whole = self._writable.get(region)
+            whole = self._writable.get(memory)
             if whole is None:
-                whole = self._writable[region] = self._map(region, writable=True)
-        return _part(whole, region, offset, length, writable=True)
+                whole = self._writable[memory] = self._map(memory, writable=True)
+        return _part(whole, memory, offset, length, writable=True)
 
     def drop(self) -> None:
         """Forget all mappings; those under a running copy last until it ends. Idempotent."""
@@ -69,13 +69,13 @@ class Segments:
     def __len__(self) -> int:
         return len(self._readable) + len(self._writable)
 
-    def _map(self, region: int, *, writable: bool) -> memoryview:
-        descriptor, length = self._fetch(region, writable=writable)
+    def _map(self, memory: int, *, writable: bool) -> memoryview:
+        descriptor, length = self._fetch(memory, writable=writable)
         try:
             access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
             mapped = mmap.mmap(descriptor, length, flags=mmap.MAP_SHARED, prot=access)
         except (OSError, ValueError) as e:
-            raise ServerUnavailable(f"region {region} cannot be mapped: {e}") from e
+            raise ServerUnavailable(f"memory {memory} cannot be mapped: {e}") from e
         finally:
             os.close(descriptor)
         # A forked child must not keep a way to write to slots that this process has given back.
@@ -83,9 +83,9 @@ class Segments:
         return memoryview(mapped)
 
 
-def _part(whole: memoryview, region: int, offset: int, length: int, *, writable: bool) -> memoryview:
+def _part(whole: memoryview, memory: int, offset: int, length: int, *, writable: bool) -> memoryview:
     if offset + length > len(whole):
-        raise InvalidRange(f"bytes {offset} to {offset + length} of region {region}, which has {len(whole)}")
+        raise InvalidRange(f"bytes {offset} to {offset + length} of memory {memory}, which has {len(whole)}")
     part = whole[offset : offset + length]
     if length:
         populate(np.frombuffer(part, dtype=np.uint8).ctypes.data, length, writable=writable)

@@ -13,7 +13,7 @@ All calls come from one thread. ``now_s`` is the server's monotonic time. Verbs 
 An ``IllegalMove`` out of a verb is a bug of ours; it is counted, and nothing is repaired.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -207,8 +207,11 @@ class Engine:
         offset: int,
         length: int,
         now_s: float,
-    ) -> memoryview:
-        """Return one piece of a chunk, read-only; the copy holds the slot until ``end_read``."""
+    ) -> Callable[[], bytes]:
+        """Return what copies one piece of a chunk, on any thread; the copy holds the slot until ``end_read``.
+
+        The copy is shorter than asked for if a client that may write to the slot has cut its memory.
+        """
         client = self._client(client_id, now_s)
         return self._retrieves.begin_read(client, (lookup_id, group, shard, chunk), offset, length)
 

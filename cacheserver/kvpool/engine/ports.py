@@ -55,8 +55,18 @@ class Arena(Protocol):
     def view(self, slot: int) -> memoryview:
         """Return the writable bytes of one slot, all of them."""
 
+    def read(self, slot: int, offset: int, length: int) -> bytes:
+        """Return a copy of part of one slot; shorter if the memory is gone, because a client cut it. Any thread."""
+
     def offsets(self, slots: SlotArray) -> NDArray[np.uint64]:
         """Return where *slots* begin, each in its own region."""
+
+    def memories(self, regions: NDArray[np.int64]) -> NDArray[np.uint32]:
+        """Return the numbers by which clients ask for the memory behind regions.
+
+        A region whose memory is replaced gets a number never used before, so that no client takes an old mapping for
+        the new memory.
+        """
 
     def writers_gone(self, region: int) -> bool:
         """Return True if it is proven that no process but this one can write to the region."""

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Retrieves: where the chunks of a lookup lie, pieces of streamed ones, and whether what was read may be used."""
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -64,7 +67,7 @@ class Retrieves:
         rows = plan.placements
         rows["slot"] = -1
         rows["slot"][at] = slots
-        rows["region"][at] = slots // self._core.arena.stride
+        rows["memory"][at] = self._core.arena.memories(slots // self._core.arena.stride)
         rows["offset"][at] = self._core.arena.offsets(slots)
         rows["disposition"][at] = np.where(owned, _IN_PLACE, _STREAM)
         verify = self._core.index.slots.unverified[slots] | self._sampled()
@@ -73,8 +76,8 @@ class Retrieves:
             plan.checksums[at] = headers["checksum"]
             plan.kinds[at] = np.where(verify, headers["checksum_kind"], 0)
 
-    def begin_read(self, client: Client, piece: Piece, offset: int, length: int) -> memoryview:
-        """Hand out the bytes of one piece; the copy holds the slot until its end."""
+    def begin_read(self, client: Client, piece: Piece, offset: int, length: int) -> Callable[[], bytes]:
+        """Return what copies one piece, on any thread; the copy holds the slot until ``end_read``."""
         client.loader()
         lookup_id, group, shard, chunk = piece
         lease = self._lookups.live(client, lookup_id)
@@ -87,7 +90,7 @@ class Retrieves:
         slots = holding.slots[chunk : chunk + 1]
         self._core.index.pin(slots, 1)
         self._reads.setdefault(piece, []).append(int(slots[0]))
-        return self._core.arena.view(int(slots[0]))[offset : offset + length].toreadonly()
+        return partial(self._core.arena.read, int(slots[0]), offset, length)
 
     def end_read(self, piece: Piece) -> None:
         """End the copy of one piece, whatever became of its lookup meanwhile."""

@@ -109,7 +109,7 @@ class Stores:
         held = lease.slots[write]
         rows["slot"] = lease.slots
         rows["disposition"] = lease.dispositions
-        rows["region"][write] = held // self._core.arena.stride
+        rows["memory"][write] = self._core.arena.memories(held // self._core.arena.stride)
         rows["offset"][write] = self._core.arena.offsets(held)
         rows["length"][write] = lease.length
         self._count_answers(lease.dispositions)

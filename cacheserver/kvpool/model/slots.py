@@ -51,9 +51,12 @@ HEADER_ROW: Final = np.dtype(
 """What a slot holds: everything that makes its key, who wrote it, and how to check its bytes."""
 
 PLACEMENT: Final = np.dtype(
-    [("slot", "<i8"), ("region", "<u4"), ("disposition", "<u4"), ("offset", "<u8"), ("length", "<u8")]
+    [("slot", "<i8"), ("memory", "<u4"), ("disposition", "<u4"), ("offset", "<u8"), ("length", "<u8")]
 )
-"""Where one chunk's bytes go or lie: one row a chunk, in the raw frame of a Prepared or Readable reply."""
+"""Where one chunk's bytes go or lie: one row a chunk, in the raw frame of a Prepared or Readable reply.
+
+``memory`` is what a client of the same node asks the descriptor socket for; ``offset`` counts from its start.
+"""
 
 
 class Disposition(IntEnum):

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Final
 
 from kvpool.metrics.catalogue import series_key
-from kvpool.model.errors import Busy, CacheError, LimitExceeded, Malformed
+from kvpool.model.errors import Busy, CacheError, LimitExceeded, Malformed, UnknownLease
 from kvpool.server.calls import Answer, Call, Client
 from kvpool.server.dispatch import Dispatcher, Place, Route
 from kvpool.server.lanes import Copy
@@ -43,7 +43,7 @@ class BulkVerbs:
         target = self._parts.engine.begin_write(
             client.client_id, request.store_id, request.chunk, request.offset, len(data)
         )
-        self._start(call, Copy(call, data, target, partial(self._wrote, request)))
+        self._start(call, Copy(call, data, target, len(data), partial(self._wrote, request)))
 
     def read_chunk(self, call: Call, request: ReadChunk) -> None:
         """Have one piece copied out of its slot."""
@@ -62,7 +62,7 @@ class BulkVerbs:
             request.length,
             self._parts.clock(),
         )
-        self._start(call, Copy(call, source, None, partial(self._read, request)))
+        self._start(call, Copy(call, source, None, request.length, partial(self._read, request)))
 
     def _take_credit(self, client: Client) -> None:
         if client.copies >= self._limits.bulk_window:
@@ -109,6 +109,10 @@ class BulkVerbs:
             )
         except CacheError as e:
             parts.answers.fail(copy.call, e, parts.clock())
+        if copy.target is not None and not copy.ok:
+            parts.answers.fail(
+                copy.call, UnknownLease("a client of this tenant has cut the chunk's memory"), parts.clock()
+            )
         self._finish(copy, Answer(Bytes(), large=copy.target), _OUT, request.length)
 
     def _give_credit(self, copy: Copy) -> None:

@@ -52,6 +52,9 @@ class Segments(Protocol):
     regions: int
     region_bytes: int
 
+    def region_of(self, memory: int) -> int:
+        """Return the region that a placement's memory is behind; -1 if none is (any more)."""
+
     def descriptor(self, region: int, *, writable: bool) -> int:
         """Return a fresh descriptor of one region; the caller closes it."""
 
@@ -233,13 +236,14 @@ class DescriptorServer:
     def _map(self, connection: _Connection, request: MapRegion) -> tuple[Region, int]:
         if not connection.client_id:
             raise NotRegistered("Attach comes first")
-        if request.region >= self._segments.regions:
-            raise InvalidRange(f"region {request.region} of {self._segments.regions}")
-        access = self._grants.access(connection.client_id, request.region)
+        region = self._segments.region_of(request.memory)
+        if region < 0:
+            raise InvalidRange(f"memory {request.memory} is behind no region (any more)")
+        access = self._grants.access(connection.client_id, region)
         if access is Access.NONE or (request.writable and access is not Access.WRITE):
-            raise RoleForbidden(f"region {request.region}: {access.value} access, which is not enough")
-        fd = self._segments.descriptor(request.region, writable=request.writable)
-        return Region(region=request.region, length=self._segments.region_bytes, writable=request.writable), fd
+            raise RoleForbidden(f"region {region}: {access.value} access, which is not enough")
+        fd = self._segments.descriptor(region, writable=request.writable)
+        return Region(memory=request.memory, length=self._segments.region_bytes, writable=request.writable), fd
 
     def _reply(self, connection: _Connection, reply: AnyDescriptorReply, fd: int | None) -> bool:
         data = pack(reply)

@@ -32,9 +32,14 @@ class Copy:
     call: Call
     """Whose piece it is; once that has ended, nobody waits for the bytes and they are not copied."""
 
-    source: Buffer
+    source: Buffer | Callable[[], bytes]
+    """A frame, or what reads a slot."""
+
     target: Buffer | None
-    """None: the lane makes a new buffer, which then belongs to the reply."""
+    """A slot; None if the source reads one: its bytes then belong to the reply."""
+
+    size: int
+    """Bytes to be copied."""
 
     done: Callable[["Copy"], None]
     """Called on the loop once the copy has ended, exactly once."""
@@ -43,14 +48,15 @@ class Copy:
     """True if all bytes were copied."""
 
     def run(self) -> None:
-        """Copy; numpy releases the interpreter lock meanwhile."""
+        """Copy; the interpreter lock is free meanwhile."""
         if self.call.ended:
             return
-        source = np.frombuffer(self.source, dtype=np.uint8)
-        if self.target is None:
-            self.target = np.empty(len(source), dtype=np.uint8).data
-        np.copyto(np.frombuffer(self.target, dtype=np.uint8), source)
-        self.ok = True
+        if callable(self.source):
+            self.target = self.source()
+            self.ok = len(self.target) == self.size
+        elif self.target is not None:
+            np.copyto(np.frombuffer(self.target, dtype=np.uint8), np.frombuffer(self.source, dtype=np.uint8))
+            self.ok = True
 
 
 class _Lane:

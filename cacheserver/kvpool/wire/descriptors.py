@@ -53,16 +53,18 @@ class Granted(Struct, frozen=True, kw_only=True, tag="granted"):
 
 
 class MapRegion(Struct, frozen=True, kw_only=True, tag="map_region"):
-    """Asks for one region's descriptor; *writable* only for regions that this client stores to."""
+    """Asks for the descriptor of one region's memory; *writable* only for regions that this client stores to."""
 
-    region: Annotated[int, Meta(ge=0, lt=1 << 32)]
+    memory: Annotated[int, Meta(ge=0, lt=1 << 32)]
+    """The number in a placement. A region whose memory was replaced has another one, and the old one is refused."""
+
     writable: bool = False
 
 
 class Region(Struct, frozen=True, kw_only=True, tag="region"):
     """Answer to MapRegion, with one file descriptor: map it from offset 0, *length* bytes."""
 
-    region: Count
+    memory: Count
     length: Count
     writable: bool
 

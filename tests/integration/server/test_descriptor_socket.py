@@ -86,7 +86,7 @@ def test_a_client_writes_into_its_segment_and_another_reads_it_there(server):
     _, (raw,) = writer.ask(m.PrepareStore(request_id="r", store_id=store_id), digest)
     row = placements_of(raw, 1)[0]
     assert row["disposition"] == Disposition.WRITE
-    region, fd = segments.ask(d.MapRegion(region=int(row["region"]), writable=True))
+    region, fd = segments.ask(d.MapRegion(memory=int(row["memory"]), writable=True))
     assert (region.length, region.writable) == (granted.region_bytes, True)
     with mmap.mmap(fd, region.length) as mapped:
         mapped[int(row["offset"]) : int(row["offset"]) + SHARD] = data
@@ -99,7 +99,7 @@ def test_a_client_writes_into_its_segment_and_another_reads_it_there(server):
     _, (raw, _, _) = reader.ask(m.PrepareRetrieve(lookup_id=lookup_id, end=1))
     row = placements_of(raw, 1)[0]
     assert row["disposition"] == Disposition.IN_PLACE
-    region, fd = their.ask(d.MapRegion(region=int(row["region"])))
+    region, fd = their.ask(d.MapRegion(memory=int(row["memory"])))
     with mmap.mmap(fd, region.length, prot=mmap.PROT_READ) as mapped:
         assert mapped[int(row["offset"]) : int(row["offset"]) + SHARD] == data
     with pytest.raises(OSError, match="denied"):
@@ -111,13 +111,37 @@ def test_a_client_writes_into_its_segment_and_another_reads_it_there(server):
         end.__exit__()
 
 
+def test_a_client_that_cuts_its_segment_harms_its_own_loads_and_nothing_else(server):
+    digest = os.urandom(32)
+    writer, segments, _ = client_moved(server)
+    store_id, lookup_id = os.urandom(16), os.urandom(16)
+    _, (raw,) = writer.ask(m.PrepareStore(request_id="r", store_id=store_id), digest)
+    row = placements_of(raw, 1)[0]
+    _, fd = segments.ask(d.MapRegion(memory=int(row["memory"]), writable=True))
+    assert writer.ask(m.CommitStore(store_id=store_id), b"\1", bytes(16))[0].stored == 1
+    reader = server.connect()
+    bulk = server.connect()
+    bulk.ask(m.AttachBulk(ticket=reader.welcome().ticket))
+    reader.register(SHARD, modes=(Mode.STREAMED,))
+    assert reader.ask(m.Lookup(request_id="l", lookup_id=lookup_id), digest)[0].chunks == 1
+
+    os.ftruncate(fd, 0)
+    os.close(fd)
+
+    answer, _ = bulk.ask(m.ReadChunk(lookup_id=lookup_id, chunk=0, offset=0, length=SHARD))
+    assert answer.code == "unknown_lease"
+    assert isinstance(reader.ask(m.Ping())[0], m.Pong)
+    for end in (writer, segments, bulk, reader):
+        end.__exit__()
+
+
 @pytest.mark.behaviour("D107")
 def test_regions_of_others_and_unused_ones_are_refused(server):
     client, segments, granted = client_moved(server)
 
     for region in (0, granted.regions - 1):
-        assert segments.ask(d.MapRegion(region=region, writable=True))[0].code == "role_forbidden"
-    assert segments.ask(d.MapRegion(region=granted.regions))[0].code == "invalid_range"
+        assert segments.ask(d.MapRegion(memory=region, writable=True))[0].code == "role_forbidden"
+    assert segments.ask(d.MapRegion(memory=granted.regions))[0].code == "invalid_range"
 
     client.close()
     segments.sock.close()
@@ -131,12 +155,12 @@ def test_a_streamed_client_maps_nothing(server):
         client.ask(m.PrepareStore(request_id="r", store_id=bytes(16)), os.urandom(32))
         segments.ask(d.Attach(ticket=ticket))
 
-        assert segments.ask(d.MapRegion(region=0))[0].code == "role_forbidden"
+        assert segments.ask(d.MapRegion(memory=0))[0].code == "role_forbidden"
 
 
 def test_nothing_is_handed_out_before_attach(server):
     with Descriptors(server) as segments:
-        assert segments.ask(d.MapRegion(region=0))[0].code == "not_registered"
+        assert segments.ask(d.MapRegion(memory=0))[0].code == "not_registered"
         assert segments.ask(d.Attach(ticket=bytes(16)))[0].code == "unknown_lease"
 
 
@@ -153,7 +177,7 @@ def test_garbage_is_answered_and_ends_the_connection(server, data):
 
 def test_requests_may_come_in_pieces_and_in_heaps(server):
     client, segments, granted = client_moved(server)
-    heap = d.pack(d.MapRegion(region=granted.regions)) * 3
+    heap = d.pack(d.MapRegion(memory=granted.regions)) * 3
     for byte in heap[:5]:
         segments.sock.sendall(bytes([byte]))
     segments.sock.sendall(heap[5:])

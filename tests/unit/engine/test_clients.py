@@ -171,7 +171,7 @@ def test_a_client_maps_its_own_tenants_regions_alone(eng: Engine, arena: MemoryA
     streamed = FakeClient(eng, arena, tenant="a", mode=Mode.STREAMED).join()
     _, rows = mine.prepare(digests(1))
     _, server_rows = streamed.prepare(digests(2))
-    region, server_region = int(rows["region"][0]), int(server_rows["region"][0])
+    region, server_region = int(rows["memory"][0]), int(server_rows["memory"][0])
 
     assert region != server_region
     assert eng.region_access(mine.client_id, region) is Access.WRITE

@@ -190,4 +190,4 @@ def test_streamed_chunks_lie_where_no_client_maps(eng: Engine, arena: MemoryAren
     _, theirs = streamed.prepare(digests(0))
     _, own = mapped.prepare(digests(1))
 
-    assert theirs["region"][0] != own["region"][0]
+    assert theirs["memory"][0] != own["memory"][0]

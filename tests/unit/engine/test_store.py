@@ -67,7 +67,7 @@ def test_placements_say_where_the_bytes_go(client: FakeClient, arena: MemoryAren
     _, rows = client.prepare(digests(0, 1))
 
     for row in rows:
-        assert row["region"] == row["slot"] // arena.stride
+        assert row["memory"] == row["slot"] // arena.stride
         assert row["offset"] == (row["slot"] % arena.stride) * PAGE
         assert row["length"] == PAGE
 

@@ -12,6 +12,8 @@ from kvpool.server.lanes import Copy, LaneDiedError, Lanes
 
 END_S = 5
 
+SIZE = 3
+
 
 class Loop:
     """Collects what lanes post."""
@@ -44,7 +46,7 @@ def lanes(loop):
 def copy(loop, source, target, ended=False):
     call = Call(A, 0.0)
     call.ended = ended
-    return Copy(call, source, target, loop.ended.append)
+    return Copy(call, source, target, SIZE if target is None else len(target), loop.ended.append)
 
 
 @pytest.mark.behaviour("R065", "R080")
@@ -59,13 +61,19 @@ def test_copies_of_one_lane_end_in_their_order(lanes, loop):
     assert all(target == bytes([n]) * 100_000 for n, target in enumerate(targets))
 
 
-def test_a_read_gets_a_buffer_of_its_own(lanes, loop):
-    source = bytearray(b"abc")
-    lanes.submit(1, one := copy(loop, source, None))
+def test_what_was_read_belongs_to_the_reply(lanes, loop):
+    lanes.submit(1, one := copy(loop, lambda: b"abc", None))
     loop.run(1)
-    source[:] = b"xyz"
 
+    assert one.ok
     assert bytes(one.target) == b"abc"
+
+
+def test_a_short_read_is_no_copy(lanes, loop):
+    lanes.submit(1, one := copy(loop, lambda: b"ab", None))
+    loop.run(1)
+
+    assert not one.ok
 
 
 def test_what_nobody_waits_for_is_not_copied(lanes, loop):

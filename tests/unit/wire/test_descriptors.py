@@ -18,10 +18,10 @@ from kvpool.wire.descriptors import (
 )
 from kvpool.wire.messages import Failed
 
-REQUESTS = [Attach(ticket=bytes(16)), MapRegion(region=0), MapRegion(region=7, writable=True)]
+REQUESTS = [Attach(ticket=bytes(16)), MapRegion(memory=0), MapRegion(memory=7, writable=True)]
 REPLIES = [
     Granted(boot_id=bytes(16), regions=3, region_bytes=1 << 30),
-    Region(region=1, length=4096, writable=False),
+    Region(memory=1, length=4096, writable=False),
     Failed(code="busy", detail="x"),
 ]
 
@@ -61,7 +61,7 @@ def test_any_cut_of_the_stream_gives_the_same_messages(messages, sizes):
         b"\xff\xff\xff\xff",
         b"\1\0\0\0\xc1",
         b"\0\0\0\0",
-        pack(Region(region=0, length=1, writable=False)),
+        pack(Region(memory=0, length=1, writable=False)),
         (4015).to_bytes(4, "little") + b"\x82\xa4type\xa6attach\xa1x" + b"\x91" * 4000,
     ],
 )
