@@ -208,10 +208,7 @@ class Engine:
         length: int,
         now_s: float,
     ) -> Callable[[], bytes]:
-        """Return what copies one piece of a chunk, on any thread; the copy holds the slot until ``end_read``.
-
-        The copy is shorter than asked for if a client that may write to the slot has cut its memory.
-        """
+        """Return what copies one piece, on any thread (short: see ``Arena.read``); it holds the slot until ``end_read``."""
         client = self._client(client_id, now_s)
         return self._retrieves.begin_read(client, (lookup_id, group, shard, chunk), offset, length)
 

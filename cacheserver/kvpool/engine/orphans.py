@@ -60,8 +60,9 @@ class Orphans:
         return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
 
     def _split(self, key: bytes, orphan: Orphan, region_is: Callable[[int], bool]) -> SlotArray:
-        regions = orphan.slots // self._stride
-        gone = np.isin(regions, [r for r in set(regions.tolist()) if region_is(r)])
+        regions = (orphan.slots // self._stride).tolist()
+        chosen = {region for region in set(regions) if region_is(region)}
+        gone = np.array([region in chosen for region in regions], dtype=np.bool_)
         del self._orphans[key]
         self.add(key, orphan.writer, orphan.slots[~gone])
         taken: SlotArray = orphan.slots[gone]

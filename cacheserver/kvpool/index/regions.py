@@ -3,7 +3,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,7 +94,9 @@ class Regions:
     def adopt(self, number: int, cls: SlotClass, held: SlotArray) -> Region:
         """Take over a region of a former server; *held* are its positions in use."""
         count = min(self.region_bytes // cls.slot_bytes, self.stride)
-        free = np.setdiff1d(np.arange(count, dtype=np.int32), held)[::-1]
+        is_free = np.ones(count, dtype=np.bool_)
+        is_free[held] = False
+        free = np.flatnonzero(is_free)[::-1]
         self.slots_used += count - len(free)
         self.used_bytes += (count - len(free)) * cls.slot_bytes
         return self._add(number, cls, free, count)
@@ -117,7 +119,7 @@ class Regions:
     def give(self, slots: SlotArray) -> None:
         """Give slots back; a draining region whose last one comes back is empty."""
         numbers, positions = np.divmod(slots, self.stride)
-        for number in np.unique(numbers).tolist():
+        for number in sorted(set(numbers.tolist())):
             region = self._regions[number]
             assert region is not None, "slots exist in formatted regions alone"
             part = positions[numbers == number]
@@ -154,7 +156,7 @@ class Regions:
         self.cut_bytes -= region.count * region.cls.slot_bytes
         self.empty.append(region.number)
 
-    def _add(self, number: int, cls: SlotClass, free: NDArray[np.int32], count: int) -> Region:
+    def _add(self, number: int, cls: SlotClass, free: NDArray[Any], count: int) -> Region:
         region = Region(
             number, cls, count, np.resize(free, count) if len(free) else np.zeros(count, np.int32), len(free)
         )
