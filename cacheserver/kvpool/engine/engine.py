@@ -208,7 +208,7 @@ class Engine:
         length: int,
         now_s: float,
     ) -> Callable[[], bytes]:
-        """Return what copies one piece, on any thread (short: see ``Arena.read``); it holds the slot until ``end_read``."""
+        """Return what copies one piece, see ``Arena.read``; it holds the slot until ``end_read``. For any thread."""
         client = self._client(client_id, now_s)
         return self._retrieves.begin_read(client, (lookup_id, group, shard, chunk), offset, length)
 

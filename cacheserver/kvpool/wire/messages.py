@@ -321,11 +321,7 @@ class CommitStore(Request[Stored], frozen=True, kw_only=True, tag="commit_store"
 
 
 class Readable(Reply, frozen=True, kw_only=True, tag="readable"):
-    """Answer to PrepareRetrieve.
-
-    Raw frames: placements (``PLACEMENT``, one a chunk), 16-byte checksums, u1 checksum kinds (0: there is none, or this
-    load need not be verified).
-    """
+    """Answer to PrepareRetrieve. Raw frames: placements, 16-byte checksums, u1 kinds (0: none, or not to verify)."""
 
     chunks: Count
 
