@@ -8,10 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools import behaviours, configuration
+from tools import behaviours, chart, configuration
 
 from kvpool.cli import docs as cli_docs
 from kvpool.metrics import generate as metrics_docs
+from kvpool_operator import crd
 
 __all__ = ["PAGES", "Page", "main"]
 
@@ -34,6 +35,9 @@ PAGES = (
     Page(REFERENCE / "metrics.md", metrics_docs.reference),
     Page(REFERENCE / "configuration.md", configuration.render),
     Page(REFERENCE / "cli.md", cli_docs.render),
+    Page(ROOT / "crds" / "kvcachepools.yaml", crd.render),
+    Page(chart.CRD_TEMPLATE, chart.crd_template),
+    Page(chart.DEPLOY, chart.deploy),
     Page(REFERENCE / "behaviours.md", behaviours.render, slow=True),
 )
 
