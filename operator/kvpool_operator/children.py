@@ -12,7 +12,7 @@ from typing import Any
 
 from kvpool_operator.cluster import CHILDREN, Cluster
 from kvpool_operator.desired import names
-from kvpool_operator.errors import Absent
+from kvpool_operator.errors import Absent, Rejected
 from kvpool_operator.spec import Pool
 
 __all__ = ["Applied", "find", "settle"]
@@ -71,12 +71,39 @@ async def settle(
     writes = 0
     for made in wanted:
         if not applied.same(pool.uid, made, live.get(_name(made))):
-            applied.note(pool.uid, made, await cluster.apply(made))
-            writes += 1
+            stored, calls = await _apply(cluster, made, live.get(_name(made)))
+            applied.note(pool.uid, made, stored)
+            writes += calls
     left_over = live.keys() - {_name(made) for made in wanted}
     for kind, name in sorted(left_over):
         writes += await cluster.delete(CHILDREN[kind], pool.namespace, name, live[kind, name]["uid"])
     return writes
+
+
+async def _apply(cluster: Cluster, made: Mapping[str, Any], live: Mapping[str, Any] | None) -> tuple[Any, int]:
+    """Apply *made*; where somebody has bent the live object so that it cannot be applied, make it anew.
+
+    An edited item of a keyed list (a Service's port) counts as a foreign one beside ours, and the two clash.
+    """
+    try:
+        return await cluster.apply(made), 1
+    except Rejected:
+        if live is None or not await _good_in_itself(cluster, made):
+            raise
+    kind = CHILDREN[made["kind"]]
+    keeps_pods = made["kind"] == "DaemonSet"
+    await cluster.delete(kind, made["metadata"]["namespace"], live["name"], live["uid"], orphan=keeps_pods)
+    return await cluster.apply(made), 2
+
+
+async def _good_in_itself(cluster: Cluster, made: Mapping[str, Any]) -> bool:
+    """True if the API server would take *made* under another name."""
+    namespace = made["metadata"]["namespace"]
+    trial = {**made, "metadata": {**made["metadata"], "name": "kvpool-trial"}}
+    try:
+        return await cluster.create(CHILDREN[made["kind"]], namespace, trial, dry_run=True)
+    except Rejected:
+        return False
 
 
 def _name(made: Mapping[str, Any]) -> Name:

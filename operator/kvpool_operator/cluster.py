@@ -167,13 +167,17 @@ class Cluster:
         accept = _METADATA_ONLY if metadata_only else "application/json"
         return [item async for item in self._pages(kind.path(namespace), labels, accept)]
 
-    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> bool:
+    async def delete(self, kind: Kind, namespace: str, name: str, uid: str, *, orphan: bool = False) -> bool:
         """Delete the object if it still is the one with *uid*; False if it is gone or another.
+
+        With *orphan* what it owns stays, for a namesake to adopt.
 
         Raises:
             Forbidden, Busy: see there.
         """
-        body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+        policy = "Orphan" if orphan else "Background"
+        options = {"preconditions": {"uid": uid}, "propagationPolicy": policy}
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", **options}
         try:
             await self._call("DELETE", kind.path(namespace, name), {}, body=body)
         except (Absent, Conflict):

@@ -42,6 +42,7 @@ class _Memory:
     written_s: float = float("-inf")
     resynced_s: float = float("-inf")
     key_checked_s: float = float("-inf")
+    server_key: str = ""
 
 
 @dataclass(slots=True)
@@ -96,7 +97,7 @@ class Reconciler:
     async def _work(self, pool: Pool, body: dict[str, Any]) -> Outcome:
         memory_of = self._remember(pool)
         live = await children.find(self.cluster, pool)
-        key = await self._key(pool, known_key(live.values()), memory_of)
+        key = await self._key(pool, known_key(live.values()) or memory_of.server_key, memory_of)
         facts = await self.surroundings.facts(key)
         error = ""
         try:
@@ -126,6 +127,7 @@ class Reconciler:
         if not known or memory_of.key_checked_s < memory_of.resynced_s:
             known = await ensure_key(self.cluster, pool, known)
             memory_of.key_checked_s = self.clock()
+        memory_of.server_key = known
         return known
 
     def _forget(self, key: Key) -> None:
