@@ -13,7 +13,11 @@ STAMP := $(VENV)/.installed
 PYTEST := $(PY) -m pytest
 # Folders of tests that need a machine, a cluster or an engine of their own; each has its own target.
 APART := --ignore=tests/engine --ignore=tests/gpu --ignore=tests/cluster
-TORTURE_OPS ?= 20000
+OPS ?= 20000
+SEED ?=
+# Downloads and builds that outlive this folder.
+export KVPOOL_CACHE ?= $(HOME)/.cache/kvpool
+export UV_CACHE_DIR ?= $(KVPOOL_CACHE)/uv
 RESULT ?= build/bench.json
 
 .PHONY: help setup lock demo test check lint types imports generate golden changes-check \
@@ -78,8 +82,8 @@ test-engine: setup ## tests with a real vLLM on CPU (its environment is installe
 test-gpu: setup ## tests on a CUDA device; skipped without one
 	@if nvidia-smi -L >/dev/null 2>&1; then $(PYTEST) tests/gpu -q; else echo "test-gpu: no CUDA device, skipped"; fi
 
-torture: setup ## random operations with deaths, stalls and crashes, every byte checked; TORTURE_OPS=1000000
-	$(PY) -m tests.property.index_machine --ops $(TORTURE_OPS)
+torture: setup ## random operations with deaths, stalls and crashes, every byte checked; OPS=1000000 SEED=7
+	$(PY) -m tests.property.index_machine --ops $(OPS) $(if $(SEED),--seed $(SEED))
 
 bench: setup ## measure the control plane and judge it by benchmarks/bars.toml
 	mkdir -p $(dir $(RESULT))
