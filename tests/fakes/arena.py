@@ -93,7 +93,7 @@ class MemoryArena:
     def reopen(self) -> "MemoryArena":
         """Return the arena of the next server on the same memory; the former one must not be used again."""
         after = type(self)(self.regions, self.region_bytes)
-        after.outside_writers = self.outside_writers
+        after.outside_writers, after.generations = self.outside_writers, self.generations
         after._slot_bytes, after._owners, after._bytes = self._slot_bytes, self._owners, self._bytes
         after._rows, after._state, after._scopes = self._rows, self._state, self._scopes
         cut = [region for region in range(self.regions) if self._slot_bytes[region]]

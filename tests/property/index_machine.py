@@ -242,7 +242,7 @@ class Machine:
         if write.any():
             self.writes += 1
             proc.stores.append(OpenStore(store_id, proc.space, group, shard, mine, rows, self.writes))
-            for region in set(rows["memory"][write].tolist()) if proc.moves else ():
+            for region in set((rows["slot"][write] // self.arena.stride).tolist()) if proc.moves else ():
                 assert self.engine.region_access(proc.client.client_id, region) is Access.WRITE
                 proc.mapped.add(region)
 
