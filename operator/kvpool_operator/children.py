@@ -118,5 +118,10 @@ def _version(metadata: Mapping[str, Any]) -> str:
     """Changes when somebody changes more than the status. Labels and annotations do not move a generation."""
     if "generation" not in metadata:
         return str(metadata["resourceVersion"])
-    parts = ("uid", "generation", "labels", "annotations", "ownerReferences")
-    return json.dumps([metadata.get(p) for p in parts], sort_keys=True)
+    parts = [metadata.get(p) for p in ("uid", "generation", "labels", "ownerReferences")]
+    return json.dumps([*parts, _annotations(metadata)], sort_keys=True)
+
+
+def _annotations(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """Without those that some answers of the API server show and others do not."""
+    return {k: v for k, v in (metadata.get("annotations") or {}).items() if not k.startswith("deprecated.")}
