@@ -24,7 +24,7 @@ from tools.cluster_assets import CONTROL_PLANE, assets, find
 
 __all__ = ["PROGRAMS", "ControlPlane", "free_ports", "missing_programs"]
 
-PROGRAMS = tuple(a for a in CONTROL_PLANE if a.name not in ("helm", "kubectl"))
+PROGRAMS = tuple(a for a in CONTROL_PLANE if a.name != "helm")
 LOOPBACK = "127.0.0.1"
 SERVICE_RANGE = "192.0.2.0/24"  # a documentation range: Services get addresses, nothing is ever sent there
 ISSUER = "https://kubernetes.default.svc"
