@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The few calls of the CUDA driver that moving blocks needs, over ctypes: no runtime, no extension, no torch.
+
+The driver's library is the one that every CUDA program of a process shares, whatever built it, so nothing here depends
+on the engine's torch. ctypes gives the interpreter's lock away during each call. Handles are plain integers.
+"""
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from functools import cache
+from typing import Any, Final
+
+__all__ = ["HANDLE_BYTES", "UUID_BYTES", "Context", "CudaError", "Kernel", "uuid_text"]
+
+HANDLE_BYTES: Final = 64
+UUID_BYTES: Final = 16
+
+_INVALID_DEVICE: Final = 101
+_EVENT_FLAGS: Final = 1 | 2
+"""Blocking synchronisation (a waiting thread sleeps) and no timing."""
+
+_NON_BLOCKING: Final = 1
+_LAZY_PEER: Final = 1
+_PAGE_LOCKED: Final = 0
+_MEMORY_TYPE: Final = 2
+_IS_LEGACY_IPC: Final = 9
+_PARAMETER_BYTES: Final = 8
+_SPARE_PARAMETERS: Final = 4
+
+_Handle = ctypes.c_ubyte * HANDLE_BYTES
+
+
+class _HandleStruct(ctypes.Structure):
+    """Passed by value, as the driver declares it."""
+
+    _fields_ = (("reserved", _Handle),)
+
+
+_SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
+    "cuInit": (c_uint,),
+    "cuDeviceGetCount": (c_void_p,),
+    "cuDeviceGet": (c_void_p, c_int),
+    "cuDeviceGetUuid_v2": (c_void_p, c_int),
+    "cuDevicePrimaryCtxRetain": (c_void_p, c_int),
+    "cuDevicePrimaryCtxRelease_v2": (c_int,),
+    "cuCtxGetCurrent": (c_void_p,),
+    "cuCtxGetDevice": (c_void_p,),
+    "cuCtxSetCurrent": (c_void_p,),
+    "cuCtxPushCurrent_v2": (c_void_p,),
+    "cuCtxPopCurrent_v2": (c_void_p,),
+    "cuCtxGetStreamPriorityRange": (c_void_p, c_void_p),
+    "cuMemGetInfo_v2": (c_void_p, c_void_p),
+    "cuMemAlloc_v2": (c_void_p, c_size_t),
+    "cuMemFree_v2": (c_uint64,),
+    "cuMemAllocHost_v2": (c_void_p, c_size_t),
+    "cuMemFreeHost": (c_void_p,),
+    "cuMemHostRegister_v2": (c_void_p, c_size_t, c_uint),
+    "cuMemHostUnregister": (c_void_p,),
+    "cuIpcGetMemHandle": (c_void_p, c_uint64),
+    "cuIpcOpenMemHandle_v2": (c_void_p, _HandleStruct, c_uint),
+    "cuIpcCloseMemHandle": (c_uint64,),
+    "cuStreamCreateWithPriority": (c_void_p, c_uint, c_int),
+    "cuStreamDestroy_v2": (c_void_p,),
+    "cuStreamSynchronize": (c_void_p,),
+    "cuStreamWaitEvent": (c_void_p, c_void_p, c_uint),
+    "cuEventCreate": (c_void_p, c_uint),
+    "cuEventDestroy_v2": (c_void_p,),
+    "cuEventRecord": (c_void_p, c_void_p),
+    "cuEventQuery": (c_void_p,),
+    "cuEventSynchronize": (c_void_p,),
+    "cuMemcpyHtoDAsync_v2": (c_uint64, c_void_p, c_size_t, c_void_p),
+    "cuMemcpyDtoHAsync_v2": (c_void_p, c_uint64, c_size_t, c_void_p),
+    "cuLaunchKernel": (c_void_p, *(c_uint,) * 7, c_void_p, c_void_p, c_void_p),
+    "cuGetErrorName": (c_int, c_void_p),
+}
+
+
+class CudaError(RuntimeError):
+    """A call of the driver failed, or there is no driver. After most of them the context is unusable."""
+
+    def __init__(self, call: str, code: int, name: str) -> None:
+        super().__init__(f"{call}: {name} ({code})")
+        self.code = code
+
+
+@cache
+def _driver() -> Any:
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError as e:
+        raise CudaError("libcuda.so.1", -1, str(e)) from e
+    for name, types in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = types, c_int
+    if code := library.cuInit(0):
+        raise CudaError("cuInit", code, _name(library, code))
+    return library
+
+
+def _name(library: Any, code: int) -> str:
+    text = c_char_p()
+    library.cuGetErrorName(code, byref(text))
+    return (text.value or b"unknown error").decode()
+
+
+def _call(name: str, *arguments: Any) -> None:
+    library = _driver()
+    if code := getattr(library, name)(*arguments):
+        raise CudaError(name, code, _name(library, code))
+
+
+def _made(name: str, *arguments: Any) -> int:
+    """Call what returns a handle or an address through its first parameter."""
+    value = c_uint64(0)
+    _call(name, byref(value), *arguments)
+    return value.value
+
+
+def _uuid(device: int) -> bytes:
+    uuid = (ctypes.c_ubyte * UUID_BYTES)()
+    _call("cuDeviceGetUuid_v2", byref(uuid), device)
+    return bytes(uuid)
+
+
+def uuid_text(uuid: bytes) -> str:
+    """Return a device's UUID as people and NVML write it."""
+    digits = uuid.hex()
+    return "GPU-" + "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+
+
+class Context:
+    """The primary context of one device: the one that torch and everything else in the process uses.
+
+    A thread calls ``use`` (its own thread) or ``entered`` (an engine's thread) before any other method.
+    """
+
+    def __init__(self, device: int, handle: int) -> None:
+        self._device = device
+        self.handle = handle
+        self.uuid = _uuid(device)
+
+    @classmethod
+    def current(cls) -> "Context":
+        """Return the context that is current in this thread.
+
+        Raises:
+            CudaError: none is, or there is no driver.
+        """
+        handle = _made("cuCtxGetCurrent")
+        if not handle:
+            raise CudaError("cuCtxGetCurrent", 0, "no context is current in this thread")
+        device = c_int()
+        _call("cuCtxGetDevice", byref(device))
+        return cls(device.value, handle)
+
+    @classmethod
+    def of_uuid(cls, uuid: bytes) -> "Context":
+        """Open the primary context of a device.
+
+        Raises:
+            CudaError: no such device is visible; those that are get named.
+        """
+        count = c_int()
+        _call("cuDeviceGetCount", byref(count))
+        seen = {}
+        for ordinal in range(count.value):
+            device = c_int()
+            _call("cuDeviceGet", byref(device), ordinal)
+            seen[_uuid(device.value)] = device.value
+        if uuid not in seen:
+            visible = ", ".join(map(uuid_text, seen)) or "none"
+            raise CudaError("cuDeviceGet", _INVALID_DEVICE, f"{uuid_text(uuid)} is not visible here; visible: {visible}")
+        return cls(seen[uuid], _made("cuDevicePrimaryCtxRetain", seen[uuid]))
+
+    def use(self) -> None:
+        """Make the context current in this thread for good."""
+        _call("cuCtxSetCurrent", self.handle)
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Make the context current in this thread, and afterwards what was current before."""
+        _call("cuCtxPushCurrent_v2", self.handle)
+        try:
+            yield
+        finally:
+            _made("cuCtxPopCurrent_v2")
+
+    def free_bytes(self) -> int:
+        """Return the device's free memory."""
+        free, total = c_size_t(), c_size_t()
+        _call("cuMemGetInfo_v2", byref(free), byref(total))
+        return free.value
+
+    def allocate(self, length: int) -> int:
+        """Return the address of new device memory, which ``export`` can share."""
+        return _made("cuMemAlloc_v2", length)
+
+    def free(self, address: int) -> None:
+        """Free device memory; waits for whatever uses it."""
+        _call("cuMemFree_v2", address)
+
+    def export(self, address: int) -> bytes:
+        """Return a handle by which another process can open an allocation."""
+        handle = _Handle()
+        _call("cuIpcGetMemHandle", byref(handle), address)
+        return bytes(handle)
+
+    def open(self, handle: bytes) -> int:
+        """Map another process's allocation; once for each handle."""
+        return _made("cuIpcOpenMemHandle_v2", _HandleStruct(_Handle.from_buffer_copy(handle)), _LAZY_PEER)
+
+    def shut(self, address: int) -> None:
+        """Unmap what ``open`` returned."""
+        _call("cuIpcCloseMemHandle", address)
+
+    def allocate_host(self, length: int) -> int:
+        """Return the address of new page-locked host memory."""
+        return _made("cuMemAllocHost_v2", length)
+
+    def free_host(self, address: int) -> None:
+        """Free what ``allocate_host`` returned."""
+        _call("cuMemFreeHost", address)
+
+    def register(self, address: int, length: int) -> None:
+        """Page-lock host memory so that copies to and from it run by themselves. 0.04 s/GiB once touched."""
+        _call("cuMemHostRegister_v2", address, length, _PAGE_LOCKED)
+
+    def unregister(self, address: int) -> None:
+        """Undo ``register``."""
+        _call("cuMemHostUnregister", address)
+
+    def stream(self, *, urgent: bool = True) -> int:
+        """Return a new stream that waits for no other; *urgent*: its kernels start before those of plain streams."""
+        least, greatest = c_int(), c_int()
+        _call("cuCtxGetStreamPriorityRange", byref(least), byref(greatest))
+        return _made("cuStreamCreateWithPriority", _NON_BLOCKING, greatest.value if urgent else least.value)
+
+    def wait_stream(self, stream: int) -> None:
+        """Block until everything in the stream is done."""
+        _call("cuStreamSynchronize", stream)
+
+    def drop_stream(self, stream: int) -> None:
+        """Destroy a stream."""
+        _call("cuStreamDestroy_v2", stream)
+
+    def event(self) -> int:
+        """Return a new event; a thread that waits for it sleeps."""
+        return _made("cuEventCreate", _EVENT_FLAGS)
+
+    def drop_event(self, event: int) -> None:
+        """Destroy an event."""
+        _call("cuEventDestroy_v2", event)
+
+    def record(self, event: int, stream: int) -> None:
+        """Let the event happen when all that is in the stream now is done."""
+        _call("cuEventRecord", event, stream)
+
+    def wait_event(self, event: int) -> None:
+        """Block until the event happened; at once if it was never recorded."""
+        _call("cuEventSynchronize", event)
+
+    def after_event(self, stream: int, event: int) -> None:
+        """Let what is put into the stream from now on begin after an event of this process."""
+        _call("cuStreamWaitEvent", stream, event, 0)
+
+    def copy_in(self, device: int, host: int, length: int, stream: int) -> None:
+        """Queue a copy from page-locked host memory to the device."""
+        _call("cuMemcpyHtoDAsync_v2", device, host, length, stream)
+
+    def copy_out(self, host: int, device: int, length: int, stream: int) -> None:
+        """Queue a copy from the device to page-locked host memory."""
+        _call("cuMemcpyDtoHAsync_v2", host, device, length, stream)
+
+
+class Kernel:
+    """A compiled kernel all of whose parameters are 64-bit numbers, launched by its driver handle. One thread.
+
+    Measured on an H200: a launch this way takes 6.4 microseconds, through Triton's own launcher 41.
+    """
+
+    def __init__(self, function: int, threads: int, shared_bytes: int, parameters: int) -> None:
+        """Prepare launches; a kernel may have a few more parameters than *parameters*: they are null."""
+        self._function, self._threads, self._shared = function, threads, shared_bytes
+        self._values = (c_uint64 * (parameters + _SPARE_PARAMETERS))()
+        start = ctypes.addressof(self._values)
+        places = [start + _PARAMETER_BYTES * n for n in range(len(self._values))]
+        self._places = (c_void_p * len(places))(*places)
+        self._parameters = parameters
+
+    def launch(self, programs: int, arguments: Sequence[int], stream: int) -> None:
+        """Put a launch of *programs* blocks into a stream."""
+        self._values[: self._parameters] = arguments
+        _call("cuLaunchKernel", self._function, programs, 1, 1, self._threads, 1, 1, self._shared, stream, self._places, None)

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine's device: its paged cache by plane tables, the ring's memory, a side stream for each direction."""
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvpool.transfer.cuda import Context, Kernel
+from kvpool.transfer.kernels.move import compiled
+from kvpool.transfer.mover.messages import Direction, Ring
+from kvpool.transfer.plan import COLUMNS, Part, PlaneTable, Turn, parts_of, plane_table, turns_of
+from kvpool.transfer.planes import Layout
+from kvpool.transfer.ring_ports import RingJob
+
+__all__ = ["CudaEngineDevice", "PagedGroup"]
+
+_WORD: Final = 8
+_PROGRAMS: Final = 528
+"""Blocks of a launch: four for each multiprocessor of a large device. More do not copy faster than the link is, and
+leave less of the device to the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class PagedGroup:
+    """One cache group in device memory."""
+
+    layout: Layout
+    addresses: Sequence[int]
+    """Where its storages begin."""
+
+    blocks_per_chunk: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A group, made ready."""
+
+    table: PlaneTable
+    address: int
+    """Of the table in device memory."""
+
+    parts: tuple[Part, ...]
+    blocks_per_chunk: int
+    kernels: dict[Direction, Kernel]
+
+    def arguments(self, part: Part, chunks: int, ids: int, slot: int) -> tuple[int, ...]:
+        """Return the kernel's parameters; see ``kernels.move``."""
+        first, end = int(self.table.firsts[part.first_plane]), int(self.table.firsts[part.end_plane])
+        pieces, blocks = end - first, part.end_block - part.first_block
+        return (
+            self.address + first * COLUMNS * _WORD,
+            ids + part.first_block * _WORD,
+            slot,
+            chunks * pieces * blocks,
+            pieces,
+            blocks,
+            part.length,
+            self.blocks_per_chunk,
+            int(self.table.rows[first, 2]),
+        )
+
+
+class CudaEngineDevice:
+    """Implements ``EngineDevice`` for the device that is current in the thread that makes it.
+
+    Everything is allocated here, before any graph is captured; nothing later allocates or synchronises the engine.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[PagedGroup],
+        slots: int,
+        slot_bytes: int,
+        generation: int = 0,
+        programs: int = _PROGRAMS,
+    ) -> None:
+        """Allocate a ring of *slots* for each direction and compile the kernels.
+
+        Raises:
+            CudaError: out of memory, or the allocation cannot be exported.
+            LayoutError: a block does not fit a slot.
+        """
+        self._context = Context.current()
+        self._programs, self._slot_bytes = programs, slot_bytes
+        self._base = self._context.allocate(2 * slots * slot_bytes)
+        self.ring = Ring(
+            device=self._context.uuid,
+            handle=self._context.export(self._base),
+            slot_bytes=slot_bytes,
+            slots=slots,
+            generation=generation,
+        )
+        self._streams = {d: self._context.stream(urgent=True) for d in Direction}
+        self._groups = [self._ready(group) for group in groups]
+        self._ids = {(d, n): self._orders() for d in Direction for n in range(slots)}
+        self._events = {key: self._context.event() for key in self._ids}
+
+    def use(self) -> None:
+        """See EngineDevice."""
+        self._context.use()
+
+    def turns(self, group: int, chunks: Sequence[int]) -> Iterator[Turn]:
+        """See EngineDevice."""
+        return turns_of(chunks, self._groups[group].parts, self._slot_bytes)
+
+    def follow(self, direction: Direction, event: int) -> None:
+        """See EngineDevice."""
+        self._context.after_event(self._streams[direction], event)
+
+    def launch(self, direction: Direction, slot: int, job: RingJob, turn: Turn) -> None:
+        """See EngineDevice."""
+        group, stream, ids = self._groups[job.group], self._streams[direction], self._ids[direction, slot]
+        count = len(turn.chunks)
+        np.take(job.ids, turn.chunks, axis=0, out=ids.host[: count * group.blocks_per_chunk].reshape(count, -1))
+        self._context.copy_in(ids.device, ids.address, count * group.blocks_per_chunk * _WORD, stream)
+        where = self._base + self.ring.offset(direction, slot)
+        arguments = group.arguments(turn.part, count, ids.device, where)
+        group.kernels[direction].launch(min(self._programs, arguments[3]), arguments, stream)
+        self._context.record(self._events[direction, slot], stream)
+
+    def wait(self, direction: Direction, slot: int) -> None:
+        """See EngineDevice."""
+        self._context.wait_event(self._events[direction, slot])
+
+    def drain(self, direction: Direction) -> None:
+        """See EngineDevice."""
+        self._context.wait_stream(self._streams[direction])
+
+    def free(self) -> None:
+        """Give everything back: when no lane runs, and the mover of this ring was reaped or never was."""
+        with self._context.entered():
+            for stream in self._streams.values():
+                self._context.wait_stream(stream)
+                self._context.drop_stream(stream)
+            for event in self._events.values():
+                self._context.drop_event(event)
+            for ids in self._ids.values():
+                self._context.free_host(ids.address)
+                self._context.free(ids.device)
+            for group in self._groups:
+                self._context.free(group.address)
+            self._context.free(self._base)
+
+    def _ready(self, group: PagedGroup) -> _Group:
+        table = plane_table(group.layout, group.addresses)
+        kernels = {d: compiled(table, scatter=d is Direction.LOAD) for d in Direction}
+        parts = parts_of(group.layout, group.blocks_per_chunk, self._slot_bytes)
+        return _Group(table, self._upload(table.rows), parts, group.blocks_per_chunk, kernels)
+
+    def _upload(self, rows: NDArray[np.int64]) -> int:
+        address = self._context.allocate(rows.nbytes)
+        stream = self._streams[Direction.STORE]
+        self._context.copy_in(address, rows.ctypes.data, rows.nbytes, stream)
+        self._context.wait_stream(stream)
+        return address
+
+    def _orders(self) -> "_Ids":
+        most = max(
+            (max(1, self._slot_bytes // g.parts[0].length) if len(g.parts) == 1 else 1) * g.blocks_per_chunk
+            for g in self._groups
+        )
+        address = self._context.allocate_host(most * _WORD)
+        host = np.ctypeslib.as_array((ctypes.c_int64 * most).from_address(address))
+        return _Ids(address, host, self._context.allocate(most * _WORD))
+
+
+@dataclass(frozen=True, slots=True)
+class _Ids:
+    """Block ids of one slot's turn: written on the host, read by the kernel from device memory."""
+
+    address: int
+    host: NDArray[np.int64]
+    device: int

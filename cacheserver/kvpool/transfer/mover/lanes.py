@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One direction of a mover: a thread that queues copies as moves come, another that reports them as they end."""
+
+import queue
+import threading
+from collections.abc import Callable
+from time import monotonic
+
+from kvpool.transfer.mover.grants import Grants, NotGrantedError
+from kvpool.transfer.mover.memory import Memory, UnknownMemoryError
+from kvpool.transfer.mover.messages import Direction, FromClient, Move, Moved, Ring
+from kvpool.transfer.mover.ports import DeviceFailedError, MoverDevice
+from kvpool.transfer.pipe import Pipe, PipeClosedError
+
+__all__ = ["MoverLane", "Rig"]
+
+
+class Rig:
+    """What the lanes of a mover share.
+
+    Args:
+        ring: the client's.
+        device: where it is.
+        memory: the arena.
+        grants: what may be moved.
+        revoked: called with a grant and its bytes when its last move ended after it was revoked.
+        broken: called with a text when the device failed; does not return.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - it is a bundle
+        self,
+        ring: Ring,
+        device: MoverDevice,
+        memory: Memory,
+        grants: Grants,
+        revoked: Callable[[bytes, int], None],
+        broken: Callable[[str], None],
+    ) -> None:
+        self.ring, self.device, self.memory, self.grants = ring, device, memory, grants
+        self.revoked, self.broken = revoked, broken
+
+
+class MoverLane:
+    """Serves one connection of the client until it hangs up."""
+
+    def __init__(self, rig: Rig, pipe: Pipe[FromClient], direction: Direction) -> None:
+        self._rig, self._pipe, self._direction = rig, pipe, direction
+        self._queued: queue.SimpleQueue[tuple[Move, float] | None] = queue.SimpleQueue()
+
+    def run(self) -> None:
+        """Take moves; returns when the connection has ended and nothing runs any more. The lane's thread."""
+        waiter = threading.Thread(target=self._report, name=f"{self._direction}-done", daemon=True)
+        waiter.start()
+        self._rig.device.use()
+        try:
+            while True:
+                move = self._pipe.receive()
+                if not isinstance(move, Move):
+                    raise PipeClosedError("a second Join")
+                self._take(move)
+        except PipeClosedError:
+            pass  # the client ended or left; the server learns that by itself
+        finally:
+            self._queued.put(None)
+            waiter.join()
+            self._pipe.close()
+
+    def _take(self, move: Move) -> None:
+        rig = self._rig
+        if move.slot >= rig.ring.slots:
+            self._answer(move, "no such slot")
+            return
+        try:
+            copies = rig.grants.begin(move, self._direction, rig.ring.slot_bytes)
+        except NotGrantedError as e:
+            self._answer(move, str(e))
+            return
+        began_s = monotonic()
+        start = rig.ring.offset(self._direction, move.slot)
+        try:
+            for memory, offset, within, length in copies:
+                rig.device.copy(self._direction, start + within, rig.memory.address(memory, offset, length), length)
+            rig.device.mark(self._direction, move.slot)
+        except (DeviceFailedError, UnknownMemoryError) as e:
+            rig.broken(str(e))
+            raise
+        self._queued.put((move, began_s))
+
+    def _report(self) -> None:
+        self._rig.device.use()
+        while (item := self._queued.get()) is not None:
+            move, began_s = item
+            try:
+                self._rig.device.wait(self._direction, move.slot)
+            except DeviceFailedError as e:
+                self._rig.broken(str(e))
+                raise
+            total = self._rig.grants.end(move.grant, move.length * len(move.chunks))
+            self._answer(move, "", monotonic() - began_s)
+            if total is not None:
+                self._rig.revoked(move.grant, total)
+
+    def _answer(self, move: Move, error: str, copy_s: float = 0.0) -> None:
+        try:
+            self._pipe.send(Moved(turn=move.turn, error=error, copy_s=copy_s))
+        except PipeClosedError:
+            return  # nobody is left to be told; the copies were made all the same

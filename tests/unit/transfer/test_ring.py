@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ring with a mover process whose device is a file: real messages, real bytes, real deaths."""
+
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.fakes.mover_rig import PATIENCE_S, MoverRig
+from tests.fakes.ring_device import FakeEngineDevice, make_ring
+
+from kvpool.transfer import reference
+from kvpool.transfer.mover.messages import Direction
+from kvpool.transfer.mover.supervision import MoverLimits, MoverState
+from kvpool.transfer.plan import slot_ids
+from kvpool.transfer.planes import Layout, Plane
+from kvpool.transfer.ring import EngineRing, RingRetiredError, slots_that_fit
+from kvpool.transfer.ring_ports import RingJob
+
+BLOCKS, PER_CHUNK = 64, 4
+SIZES = (96, 32, 160)
+CHUNK = sum(SIZES) * PER_CHUNK
+
+
+def planes() -> Layout:
+    made, at = [], 0
+    for number, size in enumerate(SIZES):
+        made.append(Plane(name=str(number), storage=0, offset=at, stride=size + 32, block_bytes=size, packing="p"))
+        at += BLOCKS * (size + 32)
+    return Layout(planes=tuple(made), blocks=BLOCKS, block_tokens=16)
+
+
+def device(folder: Path, slots: int = 3, slot_bytes: int = 2 * CHUNK) -> FakeEngineDevice:
+    ring = make_ring(folder / "ring", slots, slot_bytes)
+    rng = np.random.default_rng(1)
+    storage = rng.integers(0, 256, BLOCKS * (sum(SIZES) + 32 * len(SIZES)), dtype=np.uint8)
+    return FakeEngineDevice(ring, planes(), [storage], PER_CHUNK)
+
+
+def job(chunks: int, grant: bytes = b"g", **more: object) -> RingJob:
+    ids = np.random.default_rng(2).permutation(BLOCKS)[: chunks * PER_CHUNK].reshape(chunks, PER_CHUNK)
+    return RingJob(group=0, grant=grant, ids=slot_ids(ids, BLOCKS, **more), chunks=range(chunks))  # type: ignore[arg-type]
+
+
+def expected(engine: FakeEngineDevice, ids: np.ndarray) -> bytes:
+    out = np.zeros(CHUNK, dtype=np.uint8)
+    reference.gather_blocks(engine.storages, engine.layout, ids, out, -1)
+    return out.tobytes()
+
+
+def soon() -> float:
+    return time.monotonic() + PATIENCE_S
+
+
+def places(chunks: int, gap: int = 0) -> list[tuple[int, int]]:
+    return [(0, n * (CHUNK + gap)) for n in range(chunks)]
+
+
+@pytest.mark.parametrize("slot_bytes", [2 * CHUNK, CHUNK, 700, 200])
+@pytest.mark.parametrize("listen", ["", "tcp:127.0.0.1:0"])
+def test_what_is_stored_comes_back(tmp_path: Path, slot_bytes: int, listen: str) -> None:
+    engine = device(tmp_path, slot_bytes=slot_bytes)
+    with MoverRig(tmp_path, engine.ring, listen=listen) as rig:
+        ring = rig.ready().join(engine)
+        stored = job(9)
+        rig.grant(b"g", Direction.STORE, places(9, gap=64), CHUNK)
+
+        assert ring.store(stored, soon()) == frozenset()
+
+        for number, (region, offset) in enumerate(places(9, gap=64)):
+            assert rig.bytes_at(region, offset, CHUNK) == expected(engine, stored.ids[number])
+        before = engine.storages[0].copy()
+        used = stored.ids.ravel()
+        for plane in engine.layout.planes:
+            for block in used.tolist():
+                start = plane.offset + block * plane.stride
+                engine.storages[0][start : start + plane.block_bytes] = 0xAA
+        rig.grant(b"l", Direction.LOAD, places(9, gap=64), CHUNK)
+
+        assert ring.load(RingJob(group=0, grant=b"l", ids=stored.ids, chunks=range(9)), soon()) == frozenset()
+
+        assert (engine.storages[0] == before).all()
+        ring.close()
+
+
+def test_both_directions_at_once(tmp_path: Path) -> None:
+    engine = device(tmp_path, slot_bytes=CHUNK)
+    with MoverRig(tmp_path, engine.ring) as rig:
+        ring = rig.ready().join(engine)
+        rig.grant(b"in", Direction.LOAD, places(8), CHUNK)
+        rig.grant(b"out", Direction.STORE, [(0, 500_000 + n * CHUNK) for n in range(8)], CHUNK)
+        ids = slot_ids(np.arange(64).reshape(16, PER_CHUNK), BLOCKS)
+        loads = RingJob(group=0, grant=b"in", ids=ids[:8], chunks=range(8))
+        stores = RingJob(group=0, grant=b"out", ids=ids[8:], chunks=range(8))
+        result: list[frozenset[int]] = []
+        thread = threading.Thread(target=lambda: result.append(ring.load(loads, soon())))
+        thread.start()
+
+        assert ring.store(stores, soon()) == frozenset()
+        thread.join(PATIENCE_S)
+
+        assert result == [frozenset()]
+        assert expected(engine, ids[0]) == b"\xdd" * CHUNK
+        assert rig.bytes_at(0, 500_000, CHUNK) == expected(engine, ids[8])
+        ring.close()
+
+
+def test_skipped_and_null_blocks_are_not_touched(tmp_path: Path) -> None:
+    engine = device(tmp_path)
+    with MoverRig(tmp_path, engine.ring) as rig:
+        ring = rig.ready().join(engine)
+        rig.grant(b"g", Direction.LOAD, places(2), CHUNK)
+        before = engine.storages[0].copy()
+        ids = slot_ids(np.array([[60, 1, 2, 0], [0, 0, 3, 4]]), BLOCKS, null_block=0, skip=np.array([2, 0]))
+
+        ring.load(RingJob(group=0, grant=b"g", ids=ids, chunks=[0, 1]), soon())
+
+        changed = {
+            block
+            for plane in engine.layout.planes
+            for block in range(BLOCKS)
+            if (
+                engine.storages[0][plane.offset + block * plane.stride :][: plane.block_bytes]
+                != before[plane.offset + block * plane.stride :][: plane.block_bytes]
+            ).any()
+        }
+        assert changed == {2, 3, 4}
+        ring.close()
+
+
+def test_what_was_not_granted_is_not_moved(tmp_path: Path) -> None:
+    engine = device(tmp_path)
+    with MoverRig(tmp_path, engine.ring) as rig:
+        ring = rig.ready().join(engine)
+        rig.grant(b"g", Direction.LOAD, places(2), CHUNK)
+
+        assert ring.store(job(2), soon()) == {0, 1}
+        assert rig.bytes_at(0, 0, CHUNK) == b"\xdd" * CHUNK
+
+        rig.grant(b"short", Direction.STORE, places(1), CHUNK)
+        assert ring.store(job(2, b"short"), soon()) == {0, 1}
+        assert not ring.retired
+        ring.close()
+
+
+def test_a_revoked_grant_moves_nothing_more(tmp_path: Path) -> None:
+    engine = device(tmp_path)
+    with MoverRig(tmp_path, engine.ring) as rig:
+        ring = rig.ready().join(engine)
+        rig.grant(b"g", Direction.STORE, places(4), CHUNK)
+        ring.store(job(4), soon())
+
+        rig.mover.revoke(b"g", time.monotonic())
+        rig.until(lambda: bool(rig.revoked))
+
+        assert [(r.grant, r.moved_bytes) for r in rig.revoked] == [(b"g", 4 * CHUNK)]
+        assert ring.store(job(4), soon()) == {0, 1, 2, 3}
+        ring.close()
+
+
+def test_a_cancelled_store_reads_no_more_blocks(tmp_path: Path) -> None:
+    engine = device(tmp_path)
+    with MoverRig(tmp_path, engine.ring) as rig:
+        ring = rig.ready().join(engine)
+        rig.grant(b"g", Direction.STORE, places(4), CHUNK)
+        cancelled = job(4)
+
+        assert cancelled.cancel(1.0)
+
+        assert ring.store(cancelled, soon()) == {0, 1, 2, 3}
+        assert engine.launches == 0
+        ring.close()
+
+
+def test_the_first_kernel_follows_the_engines_event(tmp_path: Path) -> None:
+    engine = device(tmp_path)
+    with MoverRig(tmp_path, engine.ring) as rig:
+        ring = rig.ready().join(engine)
+        rig.grant(b"g", Direction.STORE, places(4), CHUNK)
+        after = job(4)
+        after.after = 77
+
+        ring.store(after, soon())
+
+        assert engine.events == [77]
+        ring.close()
+
+
+@pytest.mark.parametrize("direction", list(Direction))
+def test_a_stalled_mover_costs_a_deadline_and_the_ring(tmp_path: Path, direction: Direction) -> None:
+    engine = device(tmp_path)
+    with MoverRig(tmp_path, engine.ring) as rig:
+        ring = rig.ready().join(engine)
+        rig.grant(b"g", direction, places(12), CHUNK)
+        (tmp_path / "ring.stall").touch()
+        move = ring.store if direction is Direction.STORE else ring.load
+
+        with pytest.raises(RingRetiredError, match=direction):
+            move(job(12), time.monotonic() + 0.3)
+
+        assert ring.retired
+        with pytest.raises(RingRetiredError):
+            ring.store(job(1), soon())
+        ring.close()
+
+
+@pytest.mark.parametrize("direction", list(Direction))
+def test_a_failed_device_ends_the_mover_and_the_ring(tmp_path: Path, direction: Direction) -> None:
+    engine = device(tmp_path)
+    with MoverRig(tmp_path, engine.ring) as rig:
+        ring = rig.ready().join(engine)
+        rig.grant(b"g", direction, places(12), CHUNK)
+        (tmp_path / "ring.fail").touch()
+        move = ring.store if direction is Direction.STORE else ring.load
+
+        with pytest.raises(RingRetiredError):
+            move(job(12), soon())
+        rig.until(lambda: rig.mover.state is MoverState.REAPED)
+
+        assert rig.mover.reason == "an illegal address"
+        ring.close()
+
+
+def test_a_killed_mover_is_noticed_at_once(tmp_path: Path) -> None:
+    engine = device(tmp_path)
+    with MoverRig(tmp_path, engine.ring) as rig:
+        ring = rig.ready().join(engine)
+        rig.mover.kill("upgrade")
+
+        with pytest.raises(RingRetiredError):
+            ring.store(job(12), soon())
+
+        rig.until(lambda: rig.mover.state is MoverState.REAPED)
+        assert rig.mover.reason == "upgrade"
+        ring.close()
+
+
+def test_only_the_secret_and_the_rings_number_join(tmp_path: Path) -> None:
+    engine = device(tmp_path)
+    with MoverRig(tmp_path, engine.ring) as rig:
+        rig.ready()
+        with pytest.raises(RingRetiredError):
+            rig.join(engine, secret=b"x" * 16)
+        engine.ring = make_ring(tmp_path / "ring", 3, 2 * CHUNK, generation=1)
+        with pytest.raises(RingRetiredError):
+            rig.join(engine)
+
+
+def test_nobody_listens_there(tmp_path: Path) -> None:
+    with pytest.raises(RingRetiredError, match="cannot be joined"):
+        EngineRing(device(tmp_path), f"unix:{tmp_path / 'none'}", b"s" * 16, soon())
+
+
+def test_a_mover_that_is_not_ready_in_time_is_killed(tmp_path: Path) -> None:
+    engine = device(tmp_path)
+    with MoverRig(tmp_path, engine.ring, command=("sleep", "60"), limits=MoverLimits(start_s=0.05)) as rig:
+        rig.until(lambda: rig.mover.state is MoverState.REAPED)
+    assert rig.mover.reason == "it did not answer in time"
+
+
+def test_an_unanswered_revoke_ends_the_mover(tmp_path: Path) -> None:
+    engine = device(tmp_path)
+    with MoverRig(tmp_path, engine.ring, limits=MoverLimits(revoke_s=0.2)) as rig:
+        ring = rig.ready().join(engine)
+        rig.grant(b"g", Direction.STORE, places(2), CHUNK)
+        (tmp_path / "ring.stall").touch()
+        thread = threading.Thread(target=lambda: pytest.raises(RingRetiredError, ring.store, job(2), soon()))
+        thread.start()
+        rig.until(lambda: rig.bytes_at(0, 0, 1) != b"\xdd")
+
+        rig.mover.revoke(b"g", time.monotonic())
+        rig.until(lambda: rig.mover.state is MoverState.REAPED)
+        thread.join(PATIENCE_S)
+
+        assert not rig.revoked
+        assert ring.retired
+        ring.close()
+
+
+def test_the_mover_has_another_number_than_its_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvpool.transfer.mover import supervision
+
+    numbers: list[int] = []
+    start = supervision._start
+
+    def spying(*arguments: object) -> object:
+        process = start(*arguments)  # type: ignore[arg-type]
+        numbers.append(process.pid)
+        return process
+
+    class Same(int):
+        def __eq__(self, other: object) -> bool:
+            return len(numbers) == 1
+
+        __hash__ = int.__hash__
+
+    monkeypatch.setattr(supervision, "_start", spying)
+    engine = device(tmp_path)
+    with MoverRig(tmp_path, engine.ring, client_pid=Same(1)) as rig:
+        rig.ready()
+        assert len(numbers) == 2
+        assert rig.mover.pid == numbers[1]
+
+
+def test_a_ring_takes_no_more_than_there_is() -> None:
+    assert slots_that_fit(10_000, 1_000, 4, 1_000) == 4
+    assert slots_that_fit(7_500, 1_000, 4, 1_000) == 3
+    assert slots_that_fit(4_900, 1_000, 4, 1_000) == 0
+    assert slots_that_fit(0, 1_000, 4, 1_000) == 0
