@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/install.md shows pools that are valid, values that exist, and the names that things really have."""
+
+import re
+
+import yaml
+from tests.chart.rendering import Helm, identity
+from tools.chart import DEPLOY, ROOT
+from tools.images import IMAGES
+
+from kvpool_operator.spec import parse_pool
+
+GUIDE = (ROOT / "docs" / "install.md").read_text()
+
+
+def test_its_pools_are_valid() -> None:
+    pools = [yaml.safe_load(text) for text in re.findall(r"^```yaml\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)]
+
+    assert pools
+    for body in pools:
+        body["metadata"] |= {"uid": "u", "generation": 1}
+        assert parse_pool(body).name == "main"
+
+
+def test_its_values_exist(helm: Helm) -> None:
+    given = re.findall(r"--set (\S+=\S+)", GUIDE) + re.findall(r"`((?:crds|metrics)\.[\w.]+=\w+)`", GUIDE)
+
+    assert len(given) >= 3
+    for value in given:
+        helm.template(None, "--set", value)
+
+
+def test_what_it_deletes_is_what_the_file_brings() -> None:
+    brought = {f"{kind.lower()} {name}" for kind, _, name in map(identity, yaml.safe_load_all(DEPLOY.read_text()))}
+
+    for word, kind in (("crd", "customresourcedefinition"), ("priorityclass",) * 2, ("deployment",) * 2):
+        (name,) = re.findall(rf"delete {word} (\S+?)`?\.?$", GUIDE, re.MULTILINE)
+        assert f"{kind} {name}" in brought
+
+
+def test_it_names_every_image() -> None:
+    assert all(f"`{image.name}`" in GUIDE for image in IMAGES.values())
