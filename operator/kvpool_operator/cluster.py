@@ -156,16 +156,21 @@ class Cluster:
         return await self._text("GET", path, {}, {"Accept": "application/json, */*"})
 
     async def list(
-        self, kind: Kind, namespace: str = "", labels: str = "", *, metadata_only: bool = False
+        self, kind: Kind, namespace: str = "", labels: str = "", *, fields: str = "", metadata_only: bool = False
     ) -> list[dict[str, Any]]:
-        """Read all objects of *kind* that *labels* selects, page by page, from the API server itself.
+        """Read all objects of *kind* that *labels* and *fields* select, page by page, from the API server itself.
 
         Raises:
             Absent: the kind does not exist.
             Forbidden, Busy: see there; a list that grew stale half-way is Busy, too.
         """
         accept = _METADATA_ONLY if metadata_only else "application/json"
-        return [item async for item in self._pages(kind.path(namespace), labels, accept)]
+        return [
+            item
+            async for item in self._pages(
+                kind.path(namespace), {"labelSelector": labels, "fieldSelector": fields}, accept
+            )
+        ]
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str, *, orphan: bool = False) -> bool:
         """Delete the object if it still is the one with *uid*; False if it is gone or another.
@@ -200,8 +205,8 @@ class Cluster:
         query = {"fieldManager": manager, "force": "true"} | ({"dryRun": "All"} if dry_run else {})
         return await self._call("PATCH", path, query, body=body, content="application/apply-patch+yaml")
 
-    async def _pages(self, path: str, labels: str, accept: str) -> AsyncIterator[dict[str, Any]]:
-        query = {"limit": str(_PAGE), **({"labelSelector": labels} if labels else {})}
+    async def _pages(self, path: str, selectors: Mapping[str, str], accept: str) -> AsyncIterator[dict[str, Any]]:
+        query = {"limit": str(_PAGE), **{name: text for name, text in selectors.items() if text}}
         while True:
             page = await self._call("GET", path, query, accept=accept)
             for item in page.get("items") or ():

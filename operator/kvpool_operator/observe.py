@@ -8,13 +8,13 @@ from typing import Any, Final
 
 import aiohttp
 
-from kvpool_operator.cluster import CHILDREN, CONTROLLER_REVISIONS, NODES, PODS, Cluster
+from kvpool_operator.cluster import CHILDREN, CONTROLLER_REVISIONS, EVENTS, NODES, PODS, Cluster
 from kvpool_operator.desired import names
 from kvpool_operator.errors import Absent
 from kvpool_operator.observed import ClientPod, DaemonSetState, ServerPod, ServerStats
 from kvpool_operator.spec import Pool
 
-__all__ = ["WIRED", "clients", "daemon_set", "read_stats", "servers"]
+__all__ = ["WIRED", "clients", "daemon_set", "read_stats", "refusal", "servers"]
 
 WIRED: Final = "kvpool.dev/wired"
 """Annotation of pods that admission has wired."""
@@ -57,6 +57,21 @@ async def servers(cluster: Cluster, pool: Pool, now: dt.datetime) -> tuple[Serve
     pods = [_server(p, now) for p in await cluster.list(PODS, pool.namespace, selector)]
     lost = await _lost_nodes(cluster, {p.node for p in pods if not p.ready and p.node})
     return tuple(sorted((_seen_from(p, lost) for p in pods), key=lambda p: (p.node, p.name)))
+
+
+async def refusal(cluster: Cluster, pool: Pool, state: DaemonSetState | None, pods: int) -> str:
+    """Why the DaemonSet's controller cannot make pods, in the API server's words; empty if it can."""
+    if state is None or not state.settled or pods >= state.desired:
+        return ""
+    about = f"regarding.kind=DaemonSet,regarding.name={names.daemon_set(pool)},reason=FailedCreate"
+    found = await cluster.list(EVENTS, pool.namespace, fields=about)
+    newest = max(found, key=_when, default=None)
+    return str(newest.get("note", "")) if newest else ""
+
+
+def _when(event: Mapping[str, Any]) -> str:
+    series = event.get("series") or {}
+    return str(series.get("lastObservedTime") or event.get("deprecatedLastTimestamp") or event.get("eventTime") or "")
 
 
 async def clients(cluster: Cluster, pool: Pool) -> tuple[ClientPod, ...]:

@@ -103,6 +103,8 @@ class Observed:
     """The runtime class that the pool needs and the cluster lacks."""
     request_bytes: int = 0
     """Memory that a server asks of its node."""
+    pods_refused: str = ""
+    """Why pods cannot even be made, such as a namespace that allows less than they need."""
     error: str = ""
     """Why the spec or an object made from it was refused."""
 

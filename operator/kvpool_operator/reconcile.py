@@ -141,8 +141,9 @@ class Reconciler:
         mode = gpu.mode_in_use(pool, facts)
         wanted_class = gpu.runtime_class(pool)
         missing = mode is GpuMode.RUNTIME_CLASS and wanted_class not in facts.runtime_classes
+        state = await observe.daemon_set(self.cluster, pool)
         return Observed(
-            daemon_set=await observe.daemon_set(self.cluster, pool),
+            daemon_set=state,
             servers=servers,
             clients=await observe.clients(self.cluster, pool),
             stats=memory_of.stats,
@@ -150,6 +151,7 @@ class Reconciler:
             gpu_mode=str(mode),
             runtime_class_missing=wanted_class if missing else "",
             request_bytes=memory.request_bytes(pool),
+            pods_refused=await observe.refusal(self.cluster, pool, state, len(servers)),
             error=error,
         )
 

@@ -95,6 +95,8 @@ def _available(seen: Observed, servers: Servers) -> Finding:
         return Finding("True", "ServersReady", f"{servers.ready} of {servers.desired} servers are ready")
     if seen.daemon_set is not None and seen.daemon_set.settled and not servers.desired:
         return Finding("False", "NoNodes", "no node matches placement; check nodeSelector, affinity and tolerations")
+    if seen.pods_refused:
+        return Finding("False", "PodsRefused", seen.pods_refused)
     return Finding("False", "NoServers", "no server is ready")
 
 

@@ -185,7 +185,17 @@ def test_what_the_api_server_refuses_is_said_and_cured_by_the_next_spec(
     wait_for_condition(api, namespace, "Ready", "True")
 
 
-def test_a_paced_change_tries_a_canary_and_stops_on_a_bad_one(api: Caller, replica: Operator, namespace: str) -> None:
+def test_a_namespace_that_allows_too_little_is_named_in_the_status(
+    api: Caller, replica: Operator, namespace: str
+) -> None:
+    make_pool(api, namespace, ipc={"mode": "HostPathSocket"})
+
+    body = wait_for_condition(api, namespace, "Ready", "False", "PodsRefused")
+
+    assert "PodSecurity" in json.dumps(body["status"]["conditions"])
+
+
+def test_a_paced_change_tries_a_canary_and_then_the_others(api: Caller, replica: Operator, namespace: str) -> None:
     make_pool(api, namespace, update={"strategy": "Paced", "settle": "2s"})
     wait_for_condition(api, namespace, "Ready", "True")
 

@@ -55,6 +55,7 @@ def test_all_servers_ready_and_new_is_ready() -> None:
         (Observed(), "NoServers"),
         (seen(desired=0), "NoNodes"),
         (seen(server("n1", "new", ready=False)), "NoServers"),
+        (seen(desired=2, pods_refused="forbidden: violates PodSecurity"), "PodsRefused"),
         (seen(server("n1", "new"), server("n2", "new", ready=False)), "Starting"),
         (seen(server("n1", "new"), server("n2", "old")), "NotUpdated"),
         (seen(server("n1", "new"), error="spec.env: duplicate"), "Refused"),
