@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's HTTP server, with its scheduler and worker in processes of their own, as in production."""
 
+import logging
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,8 @@ from time import perf_counter
 
 import pytest
 from tests.engine.harness import HttpEngine, connector, http_engine, server
+
+log = logging.getLogger("kvpool.tests")
 
 TIMES_SOONER = 5
 """How much sooner the first token of a loaded prompt comes than of a computed one, at least."""
@@ -43,7 +46,7 @@ def test_a_new_server_process_loads_and_its_first_token_comes_sooner(
     text = "the quick brown fox jumps over the lazy dog, one two three. " * 30
     with server(folder) as cache:
         with http_engine(engine_python, folder, large_model, connector(cache.address)) as engine:
-            ask(engine, prompts[0][:40], 1)
+            ask(engine, prompts[0][40::-1], 1)
             cold = [ask(engine, p, 1) for p in prompts]
             warm = [ask(engine, p, 1) for p in prompts]
             said = chat(engine, text)
@@ -51,7 +54,7 @@ def test_a_new_server_process_loads_and_its_first_token_comes_sooner(
             cache.wait_chunks(3 * 8 + 1)
             assert engine.metric("vllm:kvpool_stored_chunks_total") >= 3 * 8
         with http_engine(engine_python, folder, large_model, connector(cache.address)) as engine:
-            ask(engine, prompts[0][:40], 1)
+            ask(engine, prompts[0][40::-1], 1)
             loaded = [ask(engine, p, 1) for p in prompts]
             again = chat(engine, text)
             assert ask(engine, prompts[0], 8)[0] == longer
@@ -68,6 +71,5 @@ def test_a_new_server_process_loads_and_its_first_token_comes_sooner(
     seconds = {
         name: min(a[2] for a in answers) for name, answers in (("cold", cold), ("warm", warm), ("loaded", loaded))
     }
-    for name, value in seconds.items():
-        record_property(f"first_token_{name}_s", round(value, 4))
+    log.info("first token after %s s", {name: round(value, 3) for name, value in seconds.items()})
     assert seconds["loaded"] * TIMES_SOONER <= seconds["cold"], seconds
