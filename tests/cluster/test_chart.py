@@ -17,7 +17,10 @@ from tests.chart import rights as code
 from tests.chart.rendering import CRD_NAME, Helm, Object, only, real_helm
 from tests.cluster.conftest import CRDS, Caller, make_namespace, remove_namespace
 from tests.cluster.control_plane import ControlPlane
+from tests.cluster.operators import operator
+from tests.cluster.servers import statistics
 from tests.cluster.test_children import NODES, fake_node
+from tests.cluster.test_operator import change, make_pool, owned, wait_for_condition
 from tools.chart import CHART, DEPLOY
 
 from kvpool_operator.cluster import PODS, POOLS, Kind
@@ -114,7 +117,7 @@ def release(api: Caller, control_plane: ControlPlane, helm: Helm) -> Iterator[Re
 
 @pytest.fixture
 def node(api: Caller) -> Iterator[None]:
-    fake_node(api, NODE)
+    fake_node(api, NODE, **{"test/pool": "yes"})
     yield
     forget(api, NODES, NODE)
 
@@ -150,6 +153,36 @@ def test_with_named_namespaces_it_has_rights_in_them_alone(api: Caller, release:
     assert release.granted(release.namespace) == code.own_rights() | code.cluster_rights()
     assert release.granted(other) == code.cluster_rights()
     api(remove_namespace(api.cluster, other))
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["cluster", "namespaced"])
+def test_the_operator_does_its_work_with_these_rights_alone(
+    api: Caller, control_plane: ControlPlane, release: Release, node: None, namespace: str, named: bool
+) -> None:
+    """Make, report, roll out, prune, all by a real process with the chart's account; the audit log has no refusal."""
+    release.install({"crds": {"install": False}, "watchNamespaces": [namespace] if named else []})
+    more = {
+        "KUBECONFIG": str(release.account().kubeconfig),
+        "KVPOOL_OPERATOR_NAMESPACE": release.namespace,
+        "KVPOOL_OPERATOR_WATCH_NAMESPACES": namespace if named else "",
+    }
+
+    def edit(body: dict[str, Any]) -> None:
+        body["spec"] |= {"logLevel": "Debug", "network": {"policy": False}}
+
+    with statistics() as numbers, operator(control_plane, "chart-operator", numbers.url, **more):
+        make_pool(api, namespace, update={"strategy": "Paced", "settle": "2s"})
+        wait_for_condition(api, namespace, "Ready", "True")
+        before = api(owned(api.cluster, namespace))
+        change(api, POOLS, namespace, "a", edit)  # the pod is replaced by the operator, the policy deleted
+        wait_for_condition(api, namespace, "Progressing", "False")
+        wait_for_condition(api, namespace, "Ready", "True")
+
+    assert set(before) - set(api(owned(api.cluster, namespace))) == {("NetworkPolicy", "kvpool-a")}
+    user = f"system:serviceaccount:{release.namespace}:kvpool-operator"
+    mine = [e for e in control_plane.audit() if e["user"]["username"] == user]
+    assert {"patch", "create", "delete", "update"} <= {e["verb"] for e in mine}
+    assert not [e["requestURI"] for e in mine if e["annotations"]["authorization.k8s.io/decision"] == "forbid"]
 
 
 def test_the_lease_of_another_is_out_of_reach(release: Release) -> None:
@@ -225,8 +258,9 @@ def test_uninstalling_leaves_the_crd_the_pools_and_their_priority(
     namespace: str,
 ) -> None:
     made = Release(helm, control_plane, make_namespace(api, "restricted"), name=f"r{uuid.uuid4().hex[:6]}")
-    options = ("--kubeconfig", control_plane.admin, "--namespace", made.namespace, "--take-ownership")
-    helm.run("install", made.name, CHART, *options)
+    options = ("--kubeconfig", control_plane.admin, "--namespace", made.namespace)
+    # The CRD is there already, as if kubectl had brought it.
+    helm.run("install", made.name, CHART, *options, "--take-ownership", "--force-conflicts")
     pool = {
         "apiVersion": POOLS.api_version,
         "kind": POOLS.kind,

@@ -37,7 +37,7 @@
   verbs: [list, watch, delete]
 - apiGroups: [events.k8s.io]
   resources: [events]
-  verbs: [create]
+  verbs: [list, create]
 {{- end -}}
 
 {{- /* What it reads of kinds that have no namespace, in both modes. */ -}}
