@@ -2,15 +2,17 @@
 """A ring, a mover process with a fake device, an arena of files, and the server's part played by the test."""
 
 import os
+import select
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
 from kvpool.model.slots import PLACEMENT, Disposition
-from kvpool.transfer.mover.messages import Direction, Ring, Revoked, Start
+from kvpool.transfer.mover.messages import Direction, Revoked, Ring, Start
 from kvpool.transfer.mover.supervision import Mover, MoverLimits, MoverState
 from kvpool.transfer.ring import EngineRing
 from kvpool.transfer.ring_ports import EngineDevice
@@ -33,18 +35,19 @@ class MoverRig:
         listen: str = "",
         limits: MoverLimits | None = None,
         client_pid: int = 0,
+        memory: Path | None = None,
     ) -> None:
         start = Start(ring=ring, secret=SECRET, listen=listen or f"unix:{folder / 'mover.sock'}")
         self.mover = Mover(command, start, client_pid or os.getpid(), time.monotonic(), limits)
         self.regions = []
         for number, length in enumerate(regions):
-            path = folder / f"region.{number}"
+            path = (memory or folder) / f"region.{number}"
             path.write_bytes(b"\xdd" * length)
             self.regions.append(path)
             self.mover.give_segment(number, os.open(path, os.O_RDWR), length)
         self.revoked: list[Revoked] = []
 
-    def __enter__(self) -> "MoverRig":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -54,7 +57,7 @@ class MoverRig:
     def until(self, condition: Callable[[], bool]) -> None:
         """Be the server's loop until the condition holds."""
         ends_s = time.monotonic() + PATIENCE_S
-        pause = __import__("select").poll()
+        pause = select.poll()
         while not condition():
             assert time.monotonic() < ends_s, f"waited too long; the mover is {self.mover.state}: {self.mover.reason}"
             self.revoked += self.mover.turn(time.monotonic())

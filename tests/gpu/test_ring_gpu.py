@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ring with a real mover process on a device: bytes, both ways, and what a mover's death leaves."""
 
+import shutil
+import subprocess
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from tests.fakes.mover_rig import MoverRig
@@ -47,24 +52,31 @@ def gathered(layout: Layout, storages: list[np.ndarray], ids: np.ndarray) -> byt
     return out.tobytes()
 
 
-def rig(tmp_path: Path, device: object, length: int) -> MoverRig:
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """A folder on a tmpfs: no other files can be registered with CUDA."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+def rig(folder: Path, memory: Path, device: object, length: int, command: Sequence[str] = MOVER_COMMAND) -> MoverRig:
     regions = (-(-2 * CHUNKS * length // 4096) * 4096,)
-    return MoverRig(tmp_path, device.ring, regions=regions, command=MOVER_COMMAND).ready()  # type: ignore[attr-defined]
+    return MoverRig(folder, device.ring, regions=regions, command=command, memory=memory)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", list(engine_layouts()))
 @pytest.mark.parametrize("share", [2.5, 0.4])
-def test_round_trip(tmp_path: Path, name: str, share: float) -> None:
+def test_round_trip(tmp_path: Path, memory: Path, name: str, share: float) -> None:
     import torch
 
     layout, rng = engine_layouts()[name], np.random.default_rng(5)
     storages = storages_of(layout, rng)
     size = layout.chunk_bytes(PER_CHUNK)
-    slot = max(max(p.block_bytes for p in layout.planes), int(size * share)) // 256 * 256
+    slot = max(int(size * share), *(p.block_bytes for p in layout.planes)) // 256 * 256
     device = engine_device(layout, storages, slot)
     ids = ids_of(rng)
-    with rig(tmp_path, device, size) as server:
-        ring = server.join(device)  # type: ignore[arg-type]
+    with rig(tmp_path, memory, device, size) as server:
+        ring = server.ready().join(device)  # type: ignore[arg-type]
         places = [(0, 2 * n * size) for n in range(CHUNKS)]
         server.grant(b"s", Direction.STORE, places, size)
         before = on_host(storages)
@@ -91,7 +103,7 @@ def test_round_trip(tmp_path: Path, name: str, share: float) -> None:
     device.free()  # type: ignore[attr-defined]
 
 
-def test_a_store_follows_the_step_that_writes_its_blocks(tmp_path: Path) -> None:
+def test_a_store_follows_the_step_that_writes_its_blocks(tmp_path: Path, memory: Path) -> None:
     """The engine's stream is kept busy, then writes; the gather waits for its event and not for its host thread."""
     import torch
 
@@ -100,8 +112,8 @@ def test_a_store_follows_the_step_that_writes_its_blocks(tmp_path: Path) -> None
     size = layout.chunk_bytes(PER_CHUNK)
     device = engine_device(layout, storages, size)
     ids = ids_of(rng)
-    with rig(tmp_path, device, size) as server:
-        ring = server.join(device)  # type: ignore[arg-type]
+    with rig(tmp_path, memory, device, size) as server:
+        ring = server.ready().join(device)  # type: ignore[arg-type]
         server.grant(b"s", Direction.STORE, [(0, n * size) for n in range(CHUNKS)], size)
         torch.cuda._sleep(400_000_000)
         for storage in storages:
@@ -119,7 +131,7 @@ def test_a_store_follows_the_step_that_writes_its_blocks(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("wait_s", [0.0, 0.01, 0.05])
-def test_a_mover_killed_at_any_time_costs_the_ring_and_nothing_else(tmp_path: Path, wait_s: float) -> None:
+def test_a_mover_killed_at_any_time_costs_the_ring_and_nothing_else(tmp_path: Path, memory: Path, wait_s: float) -> None:
     import torch
 
     layout, rng = engine_layouts()["keys and values apart"], np.random.default_rng(7)
@@ -127,8 +139,8 @@ def test_a_mover_killed_at_any_time_costs_the_ring_and_nothing_else(tmp_path: Pa
     size = layout.chunk_bytes(PER_CHUNK)
     device = engine_device(layout, storages, size)
     job = RingJob(group=0, grant=b"s", ids=ids_of(rng), chunks=list(range(CHUNKS)) * 200)
-    with rig(tmp_path, device, size) as server:
-        ring = server.join(device)  # type: ignore[arg-type]
+    with rig(tmp_path, memory, device, size) as server:
+        ring = server.ready().join(device)  # type: ignore[arg-type]
         server.grant(b"s", Direction.STORE, [(0, n * size) for n in range(CHUNKS)], size)
         seen: list[BaseException] = []
 
@@ -153,7 +165,7 @@ def test_a_mover_killed_at_any_time_costs_the_ring_and_nothing_else(tmp_path: Pa
     assert int(torch.ones(1000, device="cuda").sum()) == 1000
 
 
-def test_memory_is_back_after_rings_come_and_go(tmp_path: Path) -> None:
+def test_memory_is_back_after_rings_come_and_go(tmp_path: Path, memory: Path) -> None:
     import torch
 
     layout, rng = engine_layouts()["blocks first"], np.random.default_rng(8)
@@ -164,8 +176,8 @@ def test_memory_is_back_after_rings_come_and_go(tmp_path: Path) -> None:
         device = engine_device(layout, storages, size, slots=4)
         folder = tmp_path / str(turn)
         folder.mkdir()
-        with rig(folder, device, size) as server:
-            server.join(device).close()  # type: ignore[arg-type]
+        with rig(folder, memory, device, size) as server:
+            server.ready().join(device).close()  # type: ignore[arg-type]
         device.free()  # type: ignore[attr-defined]
         torch.cuda.synchronize()
         free.append(visible_gpus()[0].free_bytes)
@@ -173,9 +185,7 @@ def test_memory_is_back_after_rings_come_and_go(tmp_path: Path) -> None:
     assert free[1] == free[2]
 
 
-def test_a_device_that_is_not_visible_is_refused_with_those_that_are(tmp_path: Path) -> None:
-    import msgspec
-
+def test_a_device_that_is_not_visible_is_refused_with_those_that_are(tmp_path: Path, memory: Path) -> None:
     layout, rng = engine_layouts()["blocks first"], np.random.default_rng(9)
     device = engine_device(layout, storages_of(layout, rng), layout.chunk_bytes(PER_CHUNK))
     wrong = msgspec.structs.replace(device.ring, device=bytes(16))  # type: ignore[attr-defined]
@@ -186,11 +196,8 @@ def test_a_device_that_is_not_visible_is_refused_with_those_that_are(tmp_path: P
     device.free()  # type: ignore[attr-defined]
 
 
-def test_private_namespaces_do_not_matter(tmp_path: Path) -> None:
+def test_private_namespaces_do_not_matter(tmp_path: Path, memory: Path) -> None:
     """The mover in its own IPC, mount and PID namespaces, as in another container."""
-    import shutil
-    import subprocess
-
     unshare = shutil.which("unshare")
     probe = [unshare or "unshare", "--ipc", "--mount", "true"]
     if unshare is None or subprocess.run(probe, capture_output=True, check=False).returncode:
@@ -201,8 +208,8 @@ def test_private_namespaces_do_not_matter(tmp_path: Path) -> None:
     device = engine_device(layout, storages, size)
     # Without --pid: the mover checks that its parent is the server, whose number it could not see.
     command = [unshare, "--ipc", "--mount", sys.executable, "-m", "kvpool.transfer.mover"]
-    with MoverRig(tmp_path, device.ring, command=command, regions=(2 * CHUNKS * size,)).ready() as server:  # type: ignore[attr-defined]
-        ring = server.join(device)  # type: ignore[arg-type]
+    with rig(tmp_path, memory, device, size, command) as server:
+        ring = server.ready().join(device)  # type: ignore[arg-type]
         server.grant(b"s", Direction.STORE, [(0, n * size) for n in range(CHUNKS)], size)
         ids = ids_of(rng)
         ring.store(RingJob(group=0, grant=b"s", ids=ids, chunks=range(CHUNKS)), soon())

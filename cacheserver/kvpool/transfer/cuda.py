@@ -171,7 +171,8 @@ class Context:
             seen[_uuid(device.value)] = device.value
         if uuid not in seen:
             visible = ", ".join(map(uuid_text, seen)) or "none"
-            raise CudaError("cuDeviceGet", _INVALID_DEVICE, f"{uuid_text(uuid)} is not visible here; visible: {visible}")
+            text = f"{uuid_text(uuid)} is not visible here; visible: {visible}"
+            raise CudaError("cuDeviceGet", _INVALID_DEVICE, text)
         return cls(seen[uuid], _made("cuDevicePrimaryCtxRetain", seen[uuid]))
 
     def use(self) -> None:
@@ -282,14 +283,18 @@ class Kernel:
 
     def __init__(self, function: int, threads: int, shared_bytes: int, parameters: int) -> None:
         """Prepare launches; a kernel may have a few more parameters than *parameters*: they are null."""
-        self._function, self._threads, self._shared = function, threads, shared_bytes
         self._values = (c_uint64 * (parameters + _SPARE_PARAMETERS))()
         start = ctypes.addressof(self._values)
         places = [start + _PARAMETER_BYTES * n for n in range(len(self._values))]
         self._places = (c_void_p * len(places))(*places)
         self._parameters = parameters
+        # Converted once: each conversion at a launch costs the interpreter's lock a part of a microsecond.
+        self._function = c_void_p(function)
+        self._shape = (c_uint(1), c_uint(1), c_uint(threads), c_uint(1), c_uint(1), c_uint(shared_bytes))
+        self._launch = _driver().cuLaunchKernel
 
     def launch(self, programs: int, arguments: Sequence[int], stream: int) -> None:
         """Put a launch of *programs* blocks into a stream."""
-        self._values[: self._parameters] = arguments
-        _call("cuLaunchKernel", self._function, programs, 1, 1, self._threads, 1, 1, self._shared, stream, self._places, None)
+        self._values[: self._parameters] = list(arguments)
+        if code := self._launch(self._function, programs, *self._shape, stream, self._places, None):
+            raise CudaError("cuLaunchKernel", code, _name(_driver(), code))

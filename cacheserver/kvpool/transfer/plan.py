@@ -70,6 +70,9 @@ class Part:
 class Turn:
     """What one slot carries at a time: one part of these chunks of a job, one after the other."""
 
+    first: int
+    """Place of the first of them among those that the job moves."""
+
     chunks: tuple[int, ...]
     part: Part
 
@@ -84,7 +87,8 @@ def plane_table(layout: Layout, addresses: Sequence[int], piece_bytes: int = _PI
     numbers = [n for p in layout.planes for n in (addresses[p.storage] + p.offset, p.stride, p.block_bytes)]
     unit = math.gcd(_GREATEST_UNIT, *numbers)
     piece = piece_bytes // unit * unit or unit
-    rows, firsts, before = [], [], 0
+    rows: list[tuple[int, ...]] = []
+    firsts, before = [], 0
     for plane in layout.planes:
         firsts.append(len(rows))
         start = addresses[plane.storage] + plane.offset
@@ -132,11 +136,11 @@ def _parts_of_plane(plane: int, before: int, size: int, blocks: int, slot_bytes:
 def turns_of(chunks: Sequence[int], parts: Sequence[Part], slot_bytes: int) -> Iterator[Turn]:
     """Spread chunks over slots: as many as fit where a chunk is one part, else one slot for each part."""
     if len(parts) > 1:
-        yield from (Turn((chunk,), part) for chunk in chunks for part in parts)
+        yield from (Turn(place, (chunk,), part) for place, chunk in enumerate(chunks) for part in parts)
         return
     step = slot_bytes // parts[0].length
     for first in range(0, len(chunks), step):
-        yield Turn(tuple(chunks[first : first + step]), parts[0])
+        yield Turn(first, tuple(chunks[first : first + step]), parts[0])
 
 
 def slot_ids(

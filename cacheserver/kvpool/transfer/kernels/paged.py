@@ -19,6 +19,7 @@ from kvpool.transfer.ring_ports import RingJob
 __all__ = ["CudaEngineDevice", "PagedGroup"]
 
 _WORD: Final = 8
+_WINDOW_IDS: Final = 32768
 _PROGRAMS: Final = 528
 """Blocks of a launch: four for each multiprocessor of a large device. More do not copy faster than the link is, and
 leave less of the device to the engine."""
@@ -96,8 +97,8 @@ class CudaEngineDevice:
         )
         self._streams = {d: self._context.stream(urgent=True) for d in Direction}
         self._groups = [self._ready(group) for group in groups]
-        self._ids = {(d, n): self._orders() for d in Direction for n in range(slots)}
-        self._events = {key: self._context.event() for key in self._ids}
+        self._ids = {d: self._window() for d in Direction}
+        self._events = {(d, n): self._context.event() for d in Direction for n in range(slots)}
 
     def use(self) -> None:
         """See EngineDevice."""
@@ -113,12 +114,10 @@ class CudaEngineDevice:
 
     def launch(self, direction: Direction, slot: int, job: RingJob, turn: Turn) -> None:
         """See EngineDevice."""
-        group, stream, ids = self._groups[job.group], self._streams[direction], self._ids[direction, slot]
-        count = len(turn.chunks)
-        np.take(job.ids, turn.chunks, axis=0, out=ids.host[: count * group.blocks_per_chunk].reshape(count, -1))
-        self._context.copy_in(ids.device, ids.address, count * group.blocks_per_chunk * _WORD, stream)
+        group, stream = self._groups[job.group], self._streams[direction]
+        ids = self._ids[direction].place(job, turn, stream)
         where = self._base + self.ring.offset(direction, slot)
-        arguments = group.arguments(turn.part, count, ids.device, where)
+        arguments = group.arguments(turn.part, len(turn.chunks), ids, where)
         group.kernels[direction].launch(min(self._programs, arguments[3]), arguments, stream)
         self._context.record(self._events[direction, slot], stream)
 
@@ -138,9 +137,8 @@ class CudaEngineDevice:
                 self._context.drop_stream(stream)
             for event in self._events.values():
                 self._context.drop_event(event)
-            for ids in self._ids.values():
-                self._context.free_host(ids.address)
-                self._context.free(ids.device)
+            for window in self._ids.values():
+                window.free()
             for group in self._groups:
                 self._context.free(group.address)
             self._context.free(self._base)
@@ -158,20 +156,48 @@ class CudaEngineDevice:
         self._context.wait_stream(stream)
         return address
 
-    def _orders(self) -> "_Ids":
-        most = max(
-            (max(1, self._slot_bytes // g.parts[0].length) if len(g.parts) == 1 else 1) * g.blocks_per_chunk
-            for g in self._groups
-        )
-        address = self._context.allocate_host(most * _WORD)
-        host = np.ctypeslib.as_array((ctypes.c_int64 * most).from_address(address))
-        return _Ids(address, host, self._context.allocate(most * _WORD))
+    def _window(self) -> "_Window":
+        most = max((max(1, self._slot_bytes // g.parts[0].length)) * g.blocks_per_chunk for g in self._groups)
+        return _Window(self._context, max(most, _WINDOW_IDS))
 
 
-@dataclass(frozen=True, slots=True)
-class _Ids:
-    """Block ids of one slot's turn: written on the host, read by the kernel from device memory."""
+class _Window:
+    """The block ids of a job in device memory, as many at a time as there is room for. One thread.
 
-    address: int
-    host: NDArray[np.int64]
-    device: int
+    Two host buffers take turns, so that one is written while the copy from the other may still be under way. The device
+    buffer is overwritten in stream order, after the kernels that read it.
+    """
+
+    def __init__(self, context: Context, most: int) -> None:
+        self._context, self._most = context, most
+        self._device = context.allocate(most * _WORD)
+        self._hosts = [context.allocate_host(most * _WORD) for _ in range(2)]
+        self._copied = [context.event() for _ in range(2)]
+        self._job: RingJob | None = None
+        self._first = self._end = 0
+
+    def place(self, job: RingJob, turn: Turn, stream: int) -> int:
+        """Return where the ids of a turn's chunks are in device memory by the time that a kernel launched now runs."""
+        if job is not self._job or not self._first <= turn.first <= self._end - len(turn.chunks):
+            self._upload(job, turn.first, stream)
+        return self._device + (turn.first - self._first) * job.ids.shape[1] * _WORD
+
+    def free(self) -> None:
+        """Give the memory back."""
+        self._context.free(self._device)
+        for host, copied in zip(self._hosts, self._copied, strict=True):
+            self._context.free_host(host)
+            self._context.drop_event(copied)
+
+    def _upload(self, job: RingJob, first: int, stream: int) -> None:
+        chunks = np.asarray(job.chunks[first : first + self._most // job.ids.shape[1]], dtype=np.int64)
+        count = len(chunks) * job.ids.shape[1]
+        host, copied = self._hosts[0], self._copied[0]
+        self._context.wait_event(copied)  # the last but one: long over
+        out = np.ctypeslib.as_array((ctypes.c_int64 * count).from_address(host)).reshape(len(chunks), -1)
+        np.take(job.ids, chunks, axis=0, out=out, mode="clip")
+        self._context.copy_in(self._device, host, count * _WORD, stream)
+        self._context.record(copied, stream)
+        self._hosts.reverse()
+        self._copied.reverse()
+        self._job, self._first, self._end = job, first, first + len(chunks)

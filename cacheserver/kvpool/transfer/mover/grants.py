@@ -97,16 +97,18 @@ class Grants:
 
 
 def _copies(rows: NDArray[np.void], move: Move, slot_bytes: int) -> Copies:
-    chunks = np.array(move.chunks, dtype=np.int64)
-    if not len(chunks) or chunks.max() >= len(rows) or len(chunks) * move.length > slot_bytes:
+    """Make the copies of a move. A slot has few chunks: plain numbers are quicker here than arrays."""
+    length = move.length
+    if not move.chunks or max(move.chunks) >= len(rows) or len(move.chunks) * length > slot_bytes:
         raise NotGrantedError("chunks or bytes that the grant or the slot does not have")
-    picked = rows[chunks]
-    if not picked["disposition"].all() or (move.offset + move.length > picked["length"]).any():
-        raise NotGrantedError("a chunk is not granted, or not as long")
-    memory = picked["memory"].astype(np.int64)
-    offset = picked["offset"].astype(np.int64) + move.offset
-    follows = (memory[1:] == memory[:-1]) & (offset[1:] == offset[:-1] + move.length)
-    firsts = np.concatenate(([0], np.flatnonzero(~follows) + 1))
-    counts = np.diff(np.append(firsts, len(chunks)))
-    columns = (memory[firsts], offset[firsts], firsts * move.length, counts * move.length)
-    return list(zip(*(c.tolist() for c in columns), strict=True))
+    copies: Copies = []
+    for number, chunk in enumerate(move.chunks):
+        _, memory, granted, offset, whole = rows[chunk].item()
+        if not granted or move.offset + length > whole:
+            raise NotGrantedError("a chunk is not granted, or not as long")
+        begin = offset + move.offset
+        if copies and (last := copies[-1])[0] == memory and last[1] + last[3] == begin:
+            copies[-1] = (memory, last[1], last[2], last[3] + length)
+        else:
+            copies.append((memory, begin, number * length, length))
+    return copies

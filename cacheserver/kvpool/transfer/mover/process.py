@@ -125,8 +125,7 @@ class MoverProcess:
             if join.generation != start.ring.generation:
                 raise PipeClosedError("another ring's client")
             pipe.send(Joined())
-        except (PipeClosedError, TimeoutError) as e:
-            import traceback; traceback.print_exc(file=open("/tmp/w/tb","a"))
+        except (PipeClosedError, TimeoutError):
             pipe.close()
             return
         MoverLane(rig, pipe, Direction(join.direction)).run()
