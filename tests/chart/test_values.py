@@ -28,6 +28,7 @@ REFUSED: list[tuple[Object, str]] = [
     ({"image": {"server": {"digest": "latest"}}}, "digest"),
     ({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
     ({"image": {"pullSecrets": ["s"]}}, "pullSecrets"),
+    ({"image": {"pullSecrets": [{}]}}, "pullSecrets"),
     ({"replicas": -1}, "replicas"),
     ({"replicas": "2"}, "replicas"),
     ({"resources": {"limit": {}}}, "resources"),
