@@ -22,6 +22,7 @@ from kvpool.wire.messages import EndRequest, Found, FreeLookup, Lookup, LookupSt
 __all__ = ["SchedulerAdapter"]
 
 _MISS: Final = Answer(0)
+_EVERYTHING: Final = 1 << 31
 _REQUESTS: Final = 1 << 16
 """More lookups than this are not remembered; the oldest goes first. An engine ends its requests, so none should."""
 
@@ -37,6 +38,9 @@ class _Lookup:
     ends_s: float
     call: Call[Found] | None
     chunks: int = 0
+    most: int = _EVERYTHING
+    """Chunks beyond this one matter to nobody."""
+
     final: Answer | None = None
 
 
@@ -50,8 +54,10 @@ class SchedulerAdapter:
         self._failed: dict[str, None] = {}
         self._counts: Counter[str] = Counter()
 
-    def lookup(self, request_id: str, digests: bytes, shards: tuple[int, ...] = (0,)) -> None:
-        """Begin a lookup of the prefix that *digests* (32 bytes a chunk) chain.
+    def lookup(
+        self, request_id: str, digests: bytes, shards: tuple[int, ...] = (0,), lookup_id: bytes | None = None
+    ) -> None:
+        """Begin a lookup of the prefix that *digests* (32 bytes a chunk) chain; *lookup_id*: instead of a random one.
 
         Nothing happens if the same was asked for this request and not released since. Other digests replace the former
         lookup and its pins.
@@ -66,7 +72,7 @@ class SchedulerAdapter:
             self._remember(request_id, _Lookup(b"", digests, shards, state.epoch, 0.0, None, final=_MISS))
             return
         asked = digests[: state.welcome.limits.chunks * DIGEST_BYTES]
-        lookup_id = os.urandom(16)
+        lookup_id = lookup_id or os.urandom(16)
         call = self._link.submit(
             Lookup(request_id=request_id, lookup_id=lookup_id, shards=shards),
             (asked,),
@@ -91,6 +97,26 @@ class SchedulerAdapter:
             # What was pinned went with the session.
             lookup.final = _MISS
         return lookup.final
+
+    def limit(self, request_id: str, chunks: int) -> int:
+        """No more than *chunks* of the request's lookup matter: unpin what lies beyond and wait for no more of it.
+
+        Returns:
+            chunks that are known to have been pinned for nothing.
+        """
+        lookup = self._lookups.get(request_id)
+        if lookup is None:
+            return 0
+        surplus = max(0, (lookup.chunks if lookup.final is None else lookup.final.chunks) - chunks)
+        lookup.most, lookup.chunks = min(lookup.most, chunks), min(lookup.chunks, chunks)
+        if lookup.final is None and lookup.chunks == lookup.most:
+            self._settle(lookup, "cut_short")
+        elif lookup.final is None:
+            self._unpin(lookup, chunks)
+        elif lookup.final.chunks > chunks:
+            self._unpin(lookup, chunks)
+            lookup.final = Answer(chunks, lookup.lookup_id) if chunks else _MISS
+        return surplus
 
     def free(self, request_id: str, first: int, end: int) -> None:
         """Unpin chunks [first, end) of the request's lookup: nobody will load them."""
@@ -129,8 +155,8 @@ class SchedulerAdapter:
                 self._settle(lookup, "timed_out" if isinstance(error, DeadlineExceeded) else "failed")
                 return
             found, _ = call.result()
-            lookup.chunks = found.chunks
-            if not found.coming:
+            lookup.chunks = min(found.chunks, lookup.most)
+            if not found.coming or lookup.chunks == lookup.most:
                 self._settle(lookup, "answered")
                 return
             self._wait_for_more(lookup, now_s)
@@ -155,7 +181,7 @@ class SchedulerAdapter:
             # The server may still answer or bring more: it must not pin what nobody waits for.
             self._unpin(lookup, lookup.chunks)
 
-    def _unpin(self, lookup: _Lookup, first: int, end: int = 1 << 31) -> None:
+    def _unpin(self, lookup: _Lookup, first: int, end: int = _EVERYTHING) -> None:
         if lookup.lookup_id and self._alive(lookup):
             self._link.submit(FreeLookup(lookup_id=lookup.lookup_id, first=first, end=end), epoch=lookup.epoch)
 

@@ -132,11 +132,11 @@ class KVPoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         _share_handlers()
         self._scheduler = self._worker = None
         if role is KVConnectorRole.SCHEDULER:
-            self._scheduler = SchedulerHalf(config)
+            self._scheduler = SchedulerHalf(config, _machine())
             if transfer.kv_load_failure_policy != "recompute":
                 log.warning("kvpool: set kv_load_failure_policy to recompute, or a failed load ends its request")
         else:
-            self._worker = WorkerHalf(config, f"{_machine()} {config.server}")
+            self._worker = WorkerHalf(config, _machine())
         self._plan = StepPlan()
 
     # --- class level -----------------------------------------------------------------------------------------------

@@ -10,8 +10,10 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
+from msgspec.structs import replace
+
+from kvpool.client.group import Member, scheduler_over
 from kvpool.client.jobs import Finished
-from kvpool.client.scheduler import SchedulerAdapter
 from kvpool.client.worker import WorkerAdapter
 from kvpool.config import ClientConfig
 from kvpool.connector.attach import Attachment, Session
@@ -20,6 +22,7 @@ from kvpool.connector.fingerprint import Unidentified, adapter_fingerprint
 from kvpool.connector.hits import Hits
 from kvpool.connector.plan import StepPlan, WorkerFacts, decode
 from kvpool.connector.scheduler import Blocks, SchedulerSide, Step
+from kvpool.connector.servers import NotPlaced, Placement, Servers, join, placements
 from kvpool.connector.statistics import Sampler
 from kvpool.connector.translate import EngineFacts, namespace_of
 from kvpool.connector.worker import Transfers, WorkerSide
@@ -42,7 +45,7 @@ class _Half:
     def __init__(self, name: str) -> None:
         self._name = name
         self._faults = 0
-        self.attachment: Attachment | None = None
+        self.attachment: Attachment | Servers | None = None
         self.refusal = ""
         """Why this engine is not cached at all, in words."""
         self.off = False
@@ -138,11 +141,11 @@ class WorkerHalf(_Half):
             layout = layout_of(described, engine.blocks, engine.block_tokens)
         except LayoutError as e:
             return WorkerFacts(refusal=str(e))
-        facts = describe_worker(engine, layout.specs(), self._node)
-        self.attachment = Attachment(self._config, ClientKind.WORKER)
-        self._transfers = WorkerAdapter(self.attachment.link, HostBlocks(layout, storages), self._config)
+        facts = describe_worker(engine, layout.specs(), self._node, self._config.server)
+        self.attachment = attachment = Attachment(self._config, ClientKind.WORKER)
+        self._transfers = WorkerAdapter(attachment.link, HostBlocks(layout, storages), self._config)
         self._side = self._make_side(self._transfers, facts)
-        self.attachment.begin(facts, (facts.shard,))
+        attachment.begin(facts, (facts.shard,))
         return facts
 
     def _make_side(self, transfers: Transfers, facts: WorkerFacts, *, off: bool = False) -> WorkerSide:
@@ -172,9 +175,10 @@ class WorkerHalf(_Half):
 class SchedulerHalf(_Half):
     """The scheduler's half. The engine's scheduling thread calls it."""
 
-    def __init__(self, config: ClientConfig) -> None:
+    def __init__(self, config: ClientConfig, node: str) -> None:
         super().__init__("scheduler")
         self._config = config
+        self._node = node
         self._side: SchedulerSide | None = None
         self._adapters: dict[tuple[int, str], str | None] = {}
 
@@ -221,18 +225,24 @@ class SchedulerHalf(_Half):
             self.attachment.close(CLOSE_S)
 
     def _attach(self, workers: Sequence[WorkerFacts]) -> None:
+        placed: tuple[Placement, ...] = ()
         self.refusal = _disagreement(workers)
+        if not self.refusal:
+            try:
+                placed = placements(workers, self._node)
+            except NotPlaced as e:
+                self.refusal = str(e)
         if self.refusal:
             log.warning("kvpool: the engine runs uncached: %s", self.refusal)
             return
         facts = workers[0]
         assert facts.namespace is not None
-        shards = tuple(range(facts.namespace.shard_count))
-        self.attachment = Attachment(self._config, ClientKind.SCHEDULER)
+        links = {p.server: Attachment(replace(self._config, server=p.server), ClientKind.SCHEDULER) for p in placed}
+        self.attachment = join(links)
         hits = Hits(
-            SchedulerAdapter(self.attachment.link, self._config),
+            scheduler_over([Member(p.server, links[p.server].link, p.shards) for p in placed], self._config),
             loads=self._config.role.loads,
-            shards=shards,
+            shards=tuple(range(facts.namespace.shard_count)),
             keys=lambda chunk_tokens: ChunkKeys(
                 namespace_of(facts, chunk_tokens),
                 chunk_tokens=chunk_tokens,
@@ -246,7 +256,8 @@ class SchedulerHalf(_Half):
             block_tokens=facts.block_tokens,
             store_generated=self._config.store_generated,
         )
-        self.attachment.begin(facts, shards)
+        for place in placed:
+            links[place.server].begin(facts, place.shards)
         self.attachment.wait_verdict(self._config.connect_s)
 
     def _session(self) -> Session | None:
@@ -267,8 +278,10 @@ class SchedulerHalf(_Half):
 
     def _totals(self) -> Mapping[str, float]:
         counts = self._side.counters() if self._side is not None else {}
+        down = self.attachment.down() if isinstance(self.attachment, Servers) else 0
         # Failed loads are counted where they fail, by the workers.
-        return {**super()._totals(), **{name: value for name, value in counts.items() if name != "failed_loads"}}
+        counted = {name: value for name, value in counts.items() if name != "failed_loads"}
+        return {**super()._totals(), **counted, "servers_down": down}
 
 
 class _Nothing:
@@ -296,7 +309,7 @@ class _Nothing:
         """Nothing runs."""
 
 
-def describe_worker(engine: EngineFacts, planes: tuple[Any, ...], node: str) -> WorkerFacts:
+def describe_worker(engine: EngineFacts, planes: tuple[Any, ...], node: str, server: str) -> WorkerFacts:
     """Return what a worker tells the scheduler."""
     return WorkerFacts(
         namespace=engine.namespace,
@@ -307,6 +320,7 @@ def describe_worker(engine: EngineFacts, planes: tuple[Any, ...], node: str) -> 
         readers=engine.readers,
         writer=engine.writer,
         node=node,
+        server=server,
     )
 
 
@@ -322,8 +336,6 @@ def _disagreement(workers: Sequence[WorkerFacts]) -> str:
         (f.namespace, f.planes, f.block_tokens) != (first.namespace, first.planes, first.block_tokens) for f in workers
     ):
         return "the ranks' caches differ in layout or model"
-    if len({f.node for f in workers}) > 1:
-        return "the ranks run on several machines or use several servers, which this version does not support"
     assert first.namespace is not None
     if {f.shard for f in workers} != set(range(first.namespace.shard_count)):
         return (

@@ -41,7 +41,10 @@ class WorkerFacts(msgspec.Struct, frozen=True, kw_only=True):
     """False on ranks that hold a copy of what another rank stores."""
 
     node: str = ""
-    """Identity of the machine, and the address of its server: ranks with different ones use different servers."""
+    """Identity of the machine."""
+
+    server: str = ""
+    """Address of its server. Ranks of one engine may use several servers, each shard one of them."""
 
 
 class PlannedLoad(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

@@ -50,6 +50,7 @@ COUNTERS: Final[dict[str, Row]] = {
 
 GAUGES: Final[dict[str, Row]] = {
     "loads_in_flight": Row("kvpool_loads_in_flight", "Loads that run now."),
+    "servers_down": Row("kvpool_servers_down", "Of several servers of one engine, those that cannot be used now."),
 }
 
 UNCACHED: Final = Row("kvpool_uncached", "1 for the reason why a half of the connector runs uncached now, else 0.")

@@ -93,6 +93,29 @@ def test_chunks_that_are_coming_are_waited_for(server, engine):
     assert len(server.of(m.LookupStatus)) == 2
 
 
+def test_chunks_beyond_a_limit_are_unpinned_and_not_waited_for(server, engine):
+    server.hold(m.Lookup)
+    engine.scheduler.lookup("r", KEYS)
+    server.wait_seen(m.Lookup)
+
+    assert engine.scheduler.limit("r", 2) == 0, "nothing is known to be pinned yet"
+    server.wait_seen(m.FreeLookup)
+    server.instead(m.Lookup, m.Found(chunks=3, coming=1))
+    engine.scheduler.lookup("other", KEYS)
+    engine.scheduler.limit("other", 2)
+    answer = until(lambda: engine.scheduler.answer("other"))
+
+    assert answer.chunks == 2
+    assert engine.scheduler.limit("other", 1) == 1
+    assert engine.scheduler.answer("other") == Answer(1, answer.lookup_id)
+    assert engine.scheduler.limit("other", 0) == 1
+    assert engine.scheduler.answer("other") == Answer(0)
+    assert engine.scheduler.limit("never asked", 1) == 0
+    server.wait_seen(m.FreeLookup, 4)
+    assert [f.first for f in server.of(m.FreeLookup)] == [2, 2, 1, 0]
+    assert not server.of(m.LookupStatus)
+
+
 @pytest.mark.behaviour("R094")
 def test_coming_chunks_are_waited_for_only_so_long(server, engine):
     server.instead(m.Lookup, m.Found(chunks=1, coming=3))

@@ -65,7 +65,7 @@ def worker():
 
 @pytest.fixture
 def scheduler():
-    half = SchedulerHalf(NOBODY)
+    half = SchedulerHalf(NOBODY, "node")
     yield half
     half.close()
 
@@ -106,7 +106,7 @@ def test_memory_of_a_device_is_refused_by_name(worker) -> None:
         ([], "no worker"),
         ([WorkerFacts(refusal="because")], "because"),
         ([facts_of(0, 2), facts_of(1, 2, block_tokens=8)], "differ"),
-        ([facts_of(0, 2), facts_of(1, 2, node="elsewhere")], "several machines"),
+        ([facts_of(0, 2), facts_of(1, 2, node="elsewhere")], "from this machine"),
         ([facts_of(0, 2)], "2 shards are expected"),
         ([facts_of(0, 2), facts_of(0, 2)], "2 shards are expected"),
     ],

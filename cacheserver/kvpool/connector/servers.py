@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which servers hold which shards of an engine, and the scheduler's attachments to them as one.
+
+The map comes from where the workers really are, as they told in the handshake, never from dividing numbers of ranks.
+"""
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Final
+
+from kvpool.client.state import LinkState
+from kvpool.connector.attach import Attachment, Session
+from kvpool.connector.plan import WorkerFacts
+from kvpool.model.reasons import UncachedReason
+
+__all__ = ["NotPlaced", "Placement", "Servers", "join", "placements"]
+
+log = logging.getLogger("kvpool.connector")
+
+_LOCAL: Final = ("ipc://", "tcp://127.", "tcp://localhost:", "tcp://[::1]:")
+
+
+class NotPlaced(Exception):
+    """The scheduler cannot ask for all shards; the text says which ranks' servers are why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """One server and the shards that its ranks hold."""
+
+    server: str
+    shards: tuple[int, ...]
+
+
+def placements(workers: Sequence[WorkerFacts], node: str) -> tuple[Placement, ...]:
+    """Return the distinct servers of *workers* for a scheduler that runs on *node*, each shard at exactly one.
+
+    Raises:
+        NotPlaced: a server cannot be reached from here, or ranks that share a shard use different servers.
+    """
+    homes: dict[int, str] = {}
+    for facts in workers:
+        if facts.node != node and facts.server.startswith(_LOCAL):
+            raise NotPlaced(
+                f"shard {facts.shard} is at {facts.server} of another machine, which cannot be reached from this "
+                "machine; give its worker an address tcp://host:port"
+            )
+        if homes.setdefault(facts.shard, facts.server) != facts.server:
+            raise NotPlaced(
+                f"ranks that share shard {facts.shard} use two servers, {homes[facts.shard]} and {facts.server}, which "
+                "this version does not support"
+            )
+    return tuple(
+        Placement(server, tuple(sorted(shard for shard, home in homes.items() if home == server)))
+        for server in dict.fromkeys(homes.values())
+    )
+
+
+def join(attachments: Mapping[str, Attachment]) -> "Attachment | Servers":
+    """Return the only attachment itself, or several as one."""
+    return next(iter(attachments.values())) if len(attachments) == 1 else Servers(attachments)
+
+
+class Servers:
+    """Several attachments with the face of one. The scheduler's thread calls it."""
+
+    def __init__(self, attachments: Mapping[str, Attachment]) -> None:
+        self._attachments = dict(attachments)
+        self._epochs: tuple[int | None, ...] = ()
+        self._epoch = 0
+        self._told = False
+
+    def wait_verdict(self, timeout_s: float) -> None:
+        """Wait until it is known of each server whether it is there; all together at most *timeout_s*."""
+        ends_s = monotonic() + timeout_s
+        for attachment in self._attachments.values():
+            attachment.wait_verdict(max(0.0, ends_s - monotonic()))
+
+    def session(self) -> Session | None:
+        """Return the session that work can be begun in now; None if no server can be used, or if they disagree.
+
+        While some servers are away their lookups are misses, but what the others' ranks compute is still stored. Each
+        change at any server makes another epoch, so that answers given before it are asked for again.
+        """
+        sessions = [attachment.session() for attachment in self._attachments.values()]
+        epochs = tuple(None if session is None else session.epoch for session in sessions)
+        if epochs != self._epochs:
+            self._epochs, self._epoch = epochs, self._epoch + 1
+            self._warn_of_doubles()
+        usable = [session for session in sessions if session is not None]
+        if len({session.chunk_tokens for session in usable}) != 1:
+            return None
+        lease_s = min(session.lookup_lease_s for session in usable)
+        return Session(self._epoch, usable[0].chunk_tokens, lease_s)
+
+    def uncached(self) -> UncachedReason | None:
+        """Return why nothing can be loaded; None if it can."""
+        reasons = [attachment.uncached() for attachment in self._attachments.values()]
+        if (reason := next(filter(None, reasons), None)) is not None:
+            return reason
+        return UncachedReason.CHUNK_TOKENS if self.session() is None else None
+
+    def states(self) -> dict[str, LinkState]:
+        """Return how each server stands, by its address."""
+        return {server: attachment.link.state for server, attachment in self._attachments.items()}
+
+    def down(self) -> int:
+        """Return how many servers cannot be used now."""
+        return sum(not state.healthy for state in self.states().values())
+
+    def close(self, timeout_s: float) -> None:
+        """Say goodbye to all servers at once; waits at most about *timeout_s*. Idempotent."""
+        closing = [
+            threading.Thread(target=attachment.close, args=(timeout_s,), name="kvpool-close", daemon=True)
+            for attachment in self._attachments.values()
+        ]
+        for thread in closing:
+            thread.start()
+        for thread in closing:
+            thread.join()
+
+    def _warn_of_doubles(self) -> None:
+        """Say once if two addresses are one server: it answers no lookup id twice, so nothing would ever hit."""
+        boots = [(state.boot_id, server) for server, state in self.states().items() if state.healthy]
+        if not self._told and len({boot for boot, _ in boots}) < len(boots):
+            self._told = True
+            log.warning(
+                "kvpool: some of %s are the same server, nothing will hit: give all its ranks one address",
+                ", ".join(server for _, server in boots),
+            )

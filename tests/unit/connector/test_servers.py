@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine whose ranks use several servers: where the shards are, and the two halves over two scripted servers."""
+
+import logging
+
+import msgspec
+import numpy as np
+import pytest
+from tests.fakes.clients import until
+from tests.fakes.engine_parts import BLOCK, CHUNK, FakeRequest, engine_config
+from tests.fakes.scripted_server import ScriptedServer
+from tests.unit.connector.test_halves import Tensor
+
+from kvpool.client.group import GroupScheduler
+from kvpool.config import ClientConfig
+from kvpool.connector.attach import Attachment
+from kvpool.connector.halves import SchedulerHalf, WorkerHalf
+from kvpool.connector.plan import StepPlan, WorkerFacts, encode
+from kvpool.connector.scheduler import Step
+from kvpool.connector.servers import NotPlaced, Placement, placements
+from kvpool.connector.translate import engine_facts
+from kvpool.model.reasons import UncachedReason
+from kvpool.wire import messages as m
+
+BLOCKS = 64
+PROMPT = list(range(40))
+CHUNKS = 2
+
+
+def rank(shard, server, node="here"):
+    return WorkerFacts(shard=shard, server=server, node=node)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        ("aaaa", [("a", (0, 1, 2, 3))]),
+        ("aabb", [("a", (0, 1)), ("b", (2, 3))]),
+        ("abab", [("a", (0, 2)), ("b", (1, 3))]),
+        ("abbbbbbb", [("a", (0,)), ("b", (1, 2, 3, 4, 5, 6, 7))]),
+        ("abc", [("a", (0,)), ("b", (1,)), ("c", (2,))]),
+    ],
+)
+def test_every_shard_is_at_the_server_that_its_worker_told(ranks, expected) -> None:
+    """Even or not: nothing is divided."""
+    workers = [rank(shard, f"tcp://{host}:1", node=host) for shard, host in enumerate(ranks)]
+
+    assert placements(workers, "elsewhere") == tuple(Placement(f"tcp://{h}:1", shards) for h, shards in expected)
+
+
+def test_ranks_that_share_a_shard_may_use_one_server_only() -> None:
+    assert placements([rank(0, "ipc:///a"), rank(0, "ipc:///a"), rank(1, "ipc:///b")], "here") == (
+        Placement("ipc:///a", (0,)),
+        Placement("ipc:///b", (1,)),
+    )
+    with pytest.raises(NotPlaced, match="share shard 0 use two servers"):
+        placements([rank(0, "ipc:///a"), rank(0, "ipc:///b")], "here")
+
+
+@pytest.mark.parametrize("server", ["ipc:///run/k.sock", "tcp://127.0.0.1:5", "tcp://localhost:5", "tcp://[::1]:5"])
+def test_a_server_that_only_its_own_machine_reaches_is_refused_by_name(server) -> None:
+    with pytest.raises(NotPlaced, match=r"shard 1 is at .* another machine"):
+        placements([rank(0, "ipc:///a"), rank(1, server, node="there")], "here")
+
+
+class Engine:
+    """One scheduler's half and two ranks, each with a server of its own."""
+
+    def __init__(self, servers, **config):
+        config = {"transfer_s": 5.0, "request_s": 0.5, "lookup_s": 1.0, "connect_s": 1.0} | config
+        rng = np.random.default_rng(7)
+        self.caches, self.workers, self.now_s = [], [], 0.0
+        for number, server in enumerate(servers):
+            cache = {n: rng.random((BLOCKS, 2, BLOCK, 8), np.float32) for n in ("layers.0", "layers.1")}
+            worker = WorkerHalf(ClientConfig(server=server.address, **config), "here")
+            facts = engine_facts(
+                *engine_config(parallel_config__rank=number, parallel_config__tensor_parallel_size=len(servers)),
+                hash_tokens=BLOCK,
+                fingerprints=None,
+            )
+            worker.register(facts, {n: Tensor(a) for n, a in cache.items()}, {"layers.0": "p", "layers.1": "p"})
+            self.caches.append(cache)
+            self.workers.append(worker)
+        self.scheduler = SchedulerHalf(ClientConfig(server=servers[0].address, **config), "here")
+        self.scheduler.attach([encode(worker.facts) for worker in self.workers])
+
+    def healthy(self):
+        for half in (self.scheduler, *self.workers):
+            until(lambda half=half: half.attachment.uncached() is None)
+        return self
+
+    def close(self):
+        for half in (self.scheduler, *self.workers):
+            half.close()
+
+    def step(self, *scheduled, blocks=(), idle=False):
+        """Plan and run one step; returns the requests whose loads ended on each rank, and the bad blocks."""
+        plan = self.scheduler.plan(Step(scheduled, lambda _: blocks, idle=idle))
+        loaded, bad = [], set()
+        for worker in self.workers:
+            worker.preempt(plan)
+            worker.begin(plan)
+            worker.load(plan)
+            worker.saved(ran=True)
+            loaded.append(worker.results(plan)[1])
+            bad |= worker.bad_blocks()
+        return plan, loaded, bad
+
+    def compute(self, request_id, blocks):
+        """A request that is computed and stored whole; returns the plan."""
+        request = FakeRequest(request_id, PROMPT)
+        self.scheduler.arrived(request, 0.0)
+        until(lambda: self.matched(request) is not None)
+        self.scheduler.allocated(request_id, blocks, 0)
+        plan, *_ = self.step((request_id, len(PROMPT)), blocks=blocks)
+        for worker in self.workers:
+            until(lambda worker=worker: not worker._transfers.has_stores(request_id))
+        self.scheduler.finished(request_id)
+        return plan
+
+    def matched(self, request):
+        return self.scheduler.matched(request, 0, 0.0)[0]
+
+    def hit(self, request_id):
+        request = FakeRequest(request_id, PROMPT)
+        self.scheduler.arrived(request, 0.0)
+        return until(lambda: (tokens := self.matched(request)) is not None and (tokens,))[0]
+
+    def load(self, request_id, blocks):
+        """Load a hit; returns the bad blocks of all ranks."""
+        self.scheduler.allocated(request_id, blocks, CHUNKS * CHUNK)
+        _, first, bad = self.step()
+        ended = [set(loaded) for loaded in first]
+
+        def all_ended():
+            _, loaded, more = self.step(idle=True)
+            bad.update(more)
+            for mine, new in zip(ended, loaded, strict=True):
+                mine.update(new)
+            return all(ended)
+
+        until(all_ended)
+        return bad
+
+
+@pytest.fixture
+def servers(tmp_path):
+    made = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        made.append(ScriptedServer(tmp_path / name))
+        made[-1].start()
+    yield made
+    for server in made:
+        server.stop()
+
+
+@pytest.fixture
+def engine(servers):
+    engine = Engine(servers)
+    engine.healthy()
+    yield engine
+    engine.close()
+
+
+SOURCE, TARGET = list(range(1, 11)), list(range(21, 31))
+
+
+def test_what_two_ranks_stored_at_two_servers_is_loaded_by_each_from_its_own(engine, servers) -> None:
+    engine.compute("one", SOURCE)
+    assert [len(server.engine.slots) for server in servers] == [CHUNKS, CHUNKS]
+    assert [{shard for _, shard, _ in server.engine.slots} for server in servers] == [{0}, {1}]
+
+    assert engine.hit("two") == CHUNKS * CHUNK
+    assert engine.load("two", TARGET) == set()
+
+    for cache in engine.caches:
+        for array in cache.values():
+            assert (array[TARGET[:8]] == array[SOURCE[:8]]).all()
+    ids = [{r.lookup_id for r in server.of(m.PrepareRetrieve)} for server in servers]
+    assert ids[0] == ids[1]
+    assert len(ids[0]) == 1, "the plan names one lookup, known at both servers"
+
+
+def test_a_mixed_hit_is_the_shorter_one(engine, servers) -> None:
+    engine.compute("one", SOURCE)
+    last = list(servers[1].engine.slots)[-1]
+    del servers[1].engine.slots[last]
+
+    assert engine.hit("two") == CHUNK
+    looked_up = servers[0].of(m.Lookup)[-1].lookup_id
+    until(lambda: (looked_up, 1) in [(f.lookup_id, f.first) for f in servers[0].of(m.FreeLookup)])
+
+
+@pytest.mark.behaviour("D076")
+def test_one_dead_server_is_a_miss_and_the_other_rank_still_stores(engine, servers) -> None:
+    servers[1].stop()
+    until(lambda: engine.scheduler.attachment.down() == 1 and engine.workers[1].attachment.uncached())
+
+    assert engine.hit("miss") == 0
+    plan = engine.compute("one", SOURCE)
+
+    assert plan.stores, "the cache is not off for all"
+    assert [len(server.engine.slots) for server in servers] == [CHUNKS, 0]
+    assert not any(half.off for half in (engine.scheduler, *engine.workers))
+    gauges = engine.scheduler.sample()["gauges"]
+    assert gauges == {"servers_down": 1.0, "uncached:scheduler:unreachable": 1.0}
+    states = engine.scheduler.attachment.states()
+    assert {address: state.healthy for address, state in states.items()} == {
+        servers[0].address: True,
+        servers[1].address: False,
+    }
+
+    servers[1].start()
+    engine.healthy()
+    engine.compute("again", SOURCE)
+    assert engine.hit("two") == CHUNKS * CHUNK
+
+
+def test_an_answer_that_was_given_before_a_server_died_is_not_loaded_from(engine, servers) -> None:
+    engine.compute("one", SOURCE)
+    request = FakeRequest("two", PROMPT)
+    engine.scheduler.arrived(request, 0.0)
+    until(lambda: engine.matched(request) == CHUNKS * CHUNK)
+
+    servers[1].stop()
+    until(lambda: engine.scheduler.attachment.down() == 1)
+
+    assert until(lambda: (tokens := engine.matched(request)) is not None and (tokens,)) == (0,)
+
+
+def test_a_server_that_dies_under_a_load_costs_that_ranks_blocks_and_nothing_else(engine, servers) -> None:
+    engine.compute("one", SOURCE)
+    assert engine.hit("two") == CHUNKS * CHUNK
+    servers[1].die_at(m.PrepareRetrieve)
+
+    bad = engine.load("two", TARGET)
+
+    assert bad == set(TARGET[:8])
+    engine.scheduler.received({"two"}, bad)
+    assert engine.matched(FakeRequest("two", PROMPT)) == 0
+
+
+@pytest.mark.behaviour("R112")
+def test_servers_with_chunks_of_different_sizes_leave_the_engine_uncached_with_that_reason(servers) -> None:
+    servers[1].welcome = {"chunk_tokens": 2 * CHUNK}
+    engine = Engine(servers)
+    attachment = engine.scheduler.attachment
+    try:
+        until(lambda: attachment.down() == 0)
+
+        assert attachment.uncached() is UncachedReason.CHUNK_TOKENS
+        assert engine.hit("one") == 0
+        assert engine.scheduler.plan(Step([], lambda _: [], idle=True)) == StepPlan(idle=True)
+    finally:
+        engine.close()
+
+
+def test_one_server_for_all_ranks_is_attached_as_before(servers) -> None:
+    engine = Engine([servers[0], servers[0]])
+    try:
+        engine.healthy()
+        assert type(engine.scheduler.attachment) is Attachment
+        assert not isinstance(engine.scheduler._side._hits._lookups, GroupScheduler)
+        assert {r.shards for r in servers[0].of(m.Register)} == {(0,), (1,), (0, 1)}
+        engine.compute("one", SOURCE)
+        assert engine.hit("two") == CHUNKS * CHUNK
+    finally:
+        engine.close()
+
+
+def test_one_server_under_two_addresses_is_said(servers, caplog) -> None:
+    engine = Engine(servers)
+    try:
+        servers[1].boot_id = servers[0].boot_id
+        with caplog.at_level(logging.WARNING, "kvpool.connector"):
+            servers[1].stop()
+            until(lambda: engine.scheduler.attachment.down() == 1)
+            engine.hit("one")
+            servers[1].start()
+            engine.healthy()
+            engine.hit("two")
+            engine.hit("three")
+        assert caplog.text.count("the same server") == 1
+    finally:
+        engine.close()
+
+
+def test_a_rank_that_cannot_be_reached_is_refused_in_words(servers) -> None:
+    engine = Engine(servers)
+    engine.close()
+    half = SchedulerHalf(ClientConfig(server=servers[0].address), "here")
+
+    half.attach(
+        [encode(w.facts if i else msgspec.structs.replace(w.facts, node="x")) for i, w in enumerate(engine.workers)]
+    )
+
+    assert "cannot be reached" in half.refusal
+    assert half.attachment is None
