@@ -108,7 +108,8 @@ def configure(settings: kopf.OperatorSettings) -> None:
     for kind in ("daemonsets", "configmaps", "services", "networkpolicies"):
         settings.watching.label_selectors[kind] = servers
     settings.watching.label_selectors["pods"] = POOL_LABEL
-    settings.process.ultimate_exiting_timeout = 10
+    # Else kopf kills the whole process so long after its watches ended, though they run again by then.
+    settings.process.ultimate_exiting_timeout = None
 
 
 async def operate(watcher: Watcher, settings: Settings) -> None:
