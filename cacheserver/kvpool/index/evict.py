@@ -16,6 +16,7 @@ from kvpool.model.slots import SlotArray
 __all__ = ["Evictor", "Victims"]
 
 _LEAST_BATCH = 64
+_SAMPLE = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class Evictor:
         ranks = self._policy.rank(slots)
         keep = min(len(slots), max(count, _LEAST_BATCH, len(slots) // 16))
         if keep < len(slots):
-            best = np.argpartition(ranks, keep - 1)[:keep]
+            best = _lowest(ranks, keep, count)
             slots, ranks = slots[best], ranks[best]
         order = np.argsort(ranks)
         return Victims(slots[order], ranks[order], fresh=True)
@@ -94,3 +95,15 @@ class Evictor:
         good = (self._slots.phase[slots] == READY) & (self._slots.pins[slots] == 0)
         good &= self._policy.rank(slots) == ranks
         return Victims(slots[good], ranks[good], fresh)
+
+
+def _lowest(ranks: NDArray[np.int64], about: int, least: int) -> NDArray[np.int64]:
+    """Return where the lowest ranks are: *about* so many, not fewer than *least*, and no rank left out is lower.
+
+    A limit taken from a sample spares the search most of its time, which the request loop stands still for.
+    """
+    sample = np.sort(ranks[:: max(1, len(ranks) // _SAMPLE)])
+    lowest = np.flatnonzero(ranks <= sample[len(sample) * about // len(ranks)])
+    if len(lowest) < least:
+        lowest = np.argpartition(ranks, about - 1)[:about]
+    return lowest
