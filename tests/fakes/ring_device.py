@@ -124,6 +124,9 @@ class FakeMoverDevice:
         target, source = (address, ring) if direction is Direction.STORE else (ring, address)
         ctypes.memmove(target, source, length)
 
+    def nearly(self, direction: Direction, slot: int) -> None:
+        pass
+
     def mark(self, direction: Direction, slot: int) -> None:
         pass
 

@@ -84,7 +84,9 @@ def storages_of(layout: Layout, rng: np.random.Generator) -> list[Any]:
     count = max(p.storage for p in layout.planes) + 1
     ends = [0] * count
     for plane in layout.planes:
-        ends[plane.storage] = max(ends[plane.storage], plane.offset + (layout.blocks - 1) * plane.stride + plane.block_bytes)
+        ends[plane.storage] = max(
+            ends[plane.storage], plane.offset + (layout.blocks - 1) * plane.stride + plane.block_bytes
+        )
     return [torch.from_numpy(rng.integers(0, 256, max(1, end), dtype=np.uint8)).cuda() for end in ends]
 
 

@@ -40,7 +40,7 @@ def slot_access(device: object, direction: Direction, slot: int, length: int) ->
 def read_slot(device: object, direction: Direction, slot: int, length: int) -> np.ndarray:
     context, address = slot_access(device, direction, slot, length)
     out = np.empty(length, dtype=np.uint8)
-    stream = device._streams[direction]  # type: ignore[attr-defined]
+    stream = device._streams[direction][slot]  # type: ignore[attr-defined]
     context.copy_out(out.ctypes.data, address, length, stream)
     context.wait_stream(stream)
     return out
@@ -48,7 +48,7 @@ def read_slot(device: object, direction: Direction, slot: int, length: int) -> n
 
 def write_slot(device: object, direction: Direction, slot: int, data: np.ndarray) -> None:
     context, address = slot_access(device, direction, slot, len(data))
-    stream = device._streams[direction]  # type: ignore[attr-defined]
+    stream = device._streams[direction][slot]  # type: ignore[attr-defined]
     context.copy_in(address, data.ctypes.data, len(data), stream)
     context.wait_stream(stream)
 

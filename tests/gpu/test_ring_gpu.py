@@ -121,9 +121,7 @@ def test_a_store_follows_the_step_that_writes_its_blocks(tmp_path: Path, memory:
         step = torch.cuda.Event()
         step.record()
 
-        ring.store(
-            RingJob(group=0, grant=b"s", ids=ids, chunks=range(CHUNKS), after=step.cuda_event), soon()
-        )
+        ring.store(RingJob(group=0, grant=b"s", ids=ids, chunks=range(CHUNKS), after=step.cuda_event), soon())
 
         assert server.bytes_at(0, 0, CHUNKS * size) == b"\x42" * (CHUNKS * size)
         ring.close()
@@ -131,7 +129,9 @@ def test_a_store_follows_the_step_that_writes_its_blocks(tmp_path: Path, memory:
 
 
 @pytest.mark.parametrize("wait_s", [0.0, 0.01, 0.05])
-def test_a_mover_killed_at_any_time_costs_the_ring_and_nothing_else(tmp_path: Path, memory: Path, wait_s: float) -> None:
+def test_a_mover_killed_at_any_time_costs_the_ring_and_nothing_else(
+    tmp_path: Path, memory: Path, wait_s: float
+) -> None:
     import torch
 
     layout, rng = engine_layouts()["keys and values apart"], np.random.default_rng(7)

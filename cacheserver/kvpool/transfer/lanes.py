@@ -64,9 +64,7 @@ class _Lane:
     def ask(self, number: int, slot: int, job: RingJob, turn: Turn) -> None:
         """Tell the mover."""
         part = turn.part
-        move = Move(
-            turn=number, slot=slot, grant=job.grant, offset=part.offset, length=part.length, chunks=turn.chunks
-        )
+        move = Move(turn=number, slot=slot, grant=job.grant, offset=part.offset, length=part.length, chunks=turn.chunks)
         self.pipe.send(move)
 
     def answer(self, ends_s: float) -> tuple[int, Turn, str]:

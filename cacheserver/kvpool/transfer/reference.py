@@ -63,7 +63,7 @@ def gather_blocks(
             done += plane.block_bytes
 
 
-def scatter_blocks(  # noqa: PLR0913, PLR0917 - gather_blocks' arguments and what is left alone
+def scatter_blocks(
     storages: Sequence[Bytes],
     layout: Layout,
     block_ids: NDArray[np.int64],

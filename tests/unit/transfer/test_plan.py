@@ -14,9 +14,7 @@ def layout(*sizes: int, stride: int = 0) -> Layout:
     planes, at = [], 0
     for number, size in enumerate(sizes):
         step = stride or size
-        planes.append(
-            Plane(name=str(number), storage=0, offset=at, stride=step, block_bytes=size, packing="p")
-        )
+        planes.append(Plane(name=str(number), storage=0, offset=at, stride=step, block_bytes=size, packing="p"))
         at += 8 * step
     return Layout(planes=tuple(planes), blocks=8, block_tokens=16)
 

@@ -13,7 +13,9 @@ __all__ = ["compiled", "move"]
 
 _WARPS: Final = 4
 _WARP_THREADS: Final = 32
-_GREATEST_WIDTH: Final = 1024
+_TILE_BYTES: Final = 8192
+"""What one program moves at a time: several short pieces or one long one, enough of it in flight to fill a wait."""
+
 _ADDRESS: Final = 1 << 40
 """Makes Triton take a number for 64 bits wide."""
 
@@ -35,60 +37,65 @@ def move(  # noqa: PLR0913, PLR0917, ANN201, D417 - a kernel's parameters; it re
     WORD: tl.constexpr,  # noqa: N803
     UNIT: tl.constexpr,  # noqa: N803
     WIDTH: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,  # noqa: N803
     SCATTER: tl.constexpr,  # noqa: N803
 ):
-    """Move pieces of blocks between the paged cache and a slot; each program takes every ``num_programs``-th one.
+    """Move pieces of blocks between the paged cache and a slot, ROWS pieces of at most WIDTH words at a time.
+
+    Each program takes every ``num_programs``-th tile, so that few programs, on few multiprocessors, can do it all.
 
     Args:
         table: address of the first row of ``plan.PlaneTable`` that the launch moves.
         ids: address of the block ids, *whole* for each chunk, from the first block that the launch moves.
         slot: address of the slot.
         total: chunks times *pieces* times *blocks*.
-        pieces: rows that the launch moves.
+        pieces: rows of the table that the launch moves.
         blocks: blocks of each chunk that it moves.
         step: bytes of one chunk in the slot.
         whole: blocks of a whole chunk.
         base: bytes of the planes before the first row, for one block of the chunk.
     """
-    rows = table.to(tl.pointer_type(tl.int64))
     numbers = ids.to(tl.pointer_type(tl.int64))
     lane = tl.arange(0, WIDTH)
     size: tl.constexpr = WORD.primitive_bitwidth // 8
-    for at in range(tl.program_id(0).to(tl.int64), total, tl.num_programs(0)):
-        block = at % blocks
-        piece = (at // blocks) % pieces
-        chunk = at // (blocks * pieces)
-        row = rows + piece * 6
-        number = tl.load(numbers + chunk * whole + block)
-        begin = tl.load(row + 4)
-        words = tl.multiple_of(tl.load(row + 5), UNIT // size)
-        outer = tl.load(row) + number * tl.load(row + 1)
-        inner = slot + chunk * step + (tl.load(row + 2) - base) * whole + block * tl.load(row + 3) + begin
-        cache = tl.multiple_of(outer.to(tl.pointer_type(WORD)), UNIT)
-        ring = tl.multiple_of(inner.to(tl.pointer_type(WORD)), UNIT)
-        for first in range(0, words, WIDTH):
-            there = first + lane < words
-            if SCATTER:
-                if number >= 0:
-                    tl.store(cache + first + lane, tl.load(ring + first + lane, mask=there), mask=there)
-            else:
-                held = there & (number >= 0)
-                tl.store(ring + first + lane, tl.load(cache + first + lane, mask=held, other=0), mask=there)
+    for first in range(tl.program_id(0).to(tl.int64) * ROWS, total, tl.num_programs(0) * ROWS):
+        index = first + tl.arange(0, ROWS)
+        live = index < total
+        block = index % blocks
+        chunk = index // (blocks * pieces)
+        row = table.to(tl.pointer_type(tl.int64)) + (index // blocks) % pieces * 6
+        number = tl.load(numbers + chunk * whole + block, mask=live, other=-1)
+        words = tl.multiple_of(tl.load(row + 5, mask=live, other=0), UNIT // size)
+        outer = tl.load(row, mask=live) + number * tl.load(row + 1, mask=live)
+        before = (tl.load(row + 2, mask=live) - base) * whole + block * tl.load(row + 3, mask=live)
+        inner = slot + chunk * step + before + tl.load(row + 4, mask=live)
+        cache = tl.multiple_of(outer.to(tl.pointer_type(WORD)), UNIT)[:, None] + lane[None, :]
+        ring = tl.multiple_of(inner.to(tl.pointer_type(WORD)), UNIT)[:, None] + lane[None, :]
+        there = lane[None, :] < words[:, None]
+        held = there & (number >= 0)[:, None]
+        if SCATTER:
+            tl.store(cache, tl.load(ring, mask=held), mask=held)
+        else:
+            tl.store(ring, tl.load(cache, mask=held, other=0), mask=there)
 
 
-def compiled(table: PlaneTable, *, scatter: bool) -> Kernel:
+def compiled(table: PlaneTable, *, scatter: bool) -> tuple[Kernel, int]:
     """Compile the kernel for a layout and the current device; takes a second the first time, then Triton's cache.
+
+    Returns:
+        The kernel, and how many pieces one of its programs moves.
 
     Raises:
         RuntimeError: this version of Triton made other parameters than nine 64-bit numbers.
     """
     word = table.word_bytes
-    width = min(_GREATEST_WIDTH, triton.next_power_of_2(-(-table.piece_bytes // word)))
+    width = triton.next_power_of_2(-(-table.piece_bytes // word))
+    rows = max(1, _TILE_BYTES // (width * word))
     numbers = [_ADDRESS] * len(_NUMBERS)
-    options = {"WORD": _WORDS[word], "UNIT": table.unit, "WIDTH": width, "SCATTER": scatter}
+    options = {"WORD": _WORDS[word], "UNIT": table.unit, "WIDTH": width, "ROWS": rows, "SCATTER": scatter}
     made: Any = move.warmup(*numbers, **options, num_warps=_WARPS, grid=(1,))
     made._init_handles()  # noqa: SLF001 - the handle has no public name
     signature = [made.src.signature[name] for name in _NUMBERS]
     if signature != ["i64"] * len(_NUMBERS):
         raise RuntimeError(f"Triton {triton.__version__} compiled parameters {signature}")
-    return Kernel(made.function, _WARPS * _WARP_THREADS, made.metadata.shared, len(_NUMBERS))
+    return Kernel(made.function, _WARPS * _WARP_THREADS, made.metadata.shared, len(_NUMBERS)), rows

@@ -5,14 +5,18 @@ import queue
 import threading
 from collections.abc import Callable
 from time import monotonic
+from typing import Final
 
-from kvpool.transfer.mover.grants import Grants, NotGrantedError
+from kvpool.transfer.mover.grants import Copies, Grants, NotGrantedError
 from kvpool.transfer.mover.memory import Memory, UnknownMemoryError
 from kvpool.transfer.mover.messages import Direction, FromClient, Move, Moved, Ring
 from kvpool.transfer.mover.ports import DeviceFailedError, MoverDevice
 from kvpool.transfer.pipe import Pipe, PipeClosedError
 
 __all__ = ["MoverLane", "Rig"]
+
+_REST_BYTES: Final = 12 << 20
+"""A waiting thread sleeps until this much is left: 0.2 ms on the link, more than it takes to wake up."""
 
 
 class Rig:
@@ -27,7 +31,7 @@ class Rig:
         broken: called with a text when the device failed; does not return.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - it is a bundle
+    def __init__(
         self,
         ring: Ring,
         device: MoverDevice,
@@ -76,15 +80,22 @@ class MoverLane:
             self._answer(move, str(e))
             return
         began_s = monotonic()
-        start = rig.ring.offset(self._direction, move.slot)
+        body, rest = _without_rest(copies)
         try:
-            for memory, offset, within, length in copies:
-                rig.device.copy(self._direction, start + within, rig.memory.address(memory, offset, length), length)
+            self._queue(body, move.slot)
+            rig.device.nearly(self._direction, move.slot)
+            self._queue(rest, move.slot)
             rig.device.mark(self._direction, move.slot)
         except (DeviceFailedError, UnknownMemoryError) as e:
             rig.broken(str(e))
             raise
         self._queued.put((move, began_s))
+
+    def _queue(self, copies: Copies, slot: int) -> None:
+        start = self._rig.ring.offset(self._direction, slot)
+        for memory, offset, within, length in copies:
+            address = self._rig.memory.address(memory, offset, length)
+            self._rig.device.copy(self._direction, start + within, address, length)
 
     def _report(self) -> None:
         self._rig.device.use()
@@ -105,3 +116,16 @@ class MoverLane:
             self._pipe.send(Moved(turn=move.turn, error=error, copy_s=copy_s))
         except PipeClosedError:
             return  # nobody is left to be told; the copies were made all the same
+
+
+def _without_rest(copies: Copies) -> tuple[Copies, Copies]:
+    """Cut the end off a move's copies; short ones are all end."""
+    left, body, rest = _REST_BYTES, list(copies), list[tuple[int, int, int, int]]()
+    while body and left > 0:
+        memory, offset, within, length = body.pop()
+        tail = min(length, left)
+        rest.insert(0, (memory, offset + length - tail, within + length - tail, tail))
+        if length > tail:
+            body.append((memory, offset, within, length - tail))
+        left -= tail
+    return body, rest

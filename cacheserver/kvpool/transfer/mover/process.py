@@ -152,7 +152,7 @@ def _listen(where: str) -> tuple[socket.socket, str]:
     if kind == "unix":
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(rest)
-        os.chmod(rest, _SOCKET_MODE)  # noqa: PTH101, S103 - a socket's path
+        os.chmod(rest, _SOCKET_MODE)  # noqa: PTH101 - a socket's path
         address = where
     else:
         host, _, port = rest.rpartition(":")

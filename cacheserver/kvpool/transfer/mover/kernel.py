@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernel in CUDA C++ through CuPy, for the mover's mapped mode: the twin of ``kernels.move``, over the same table."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import cupy
+
+from kvpool.transfer.plan import PlaneTable
+
+__all__ = ["MoveKernel"]
+
+_THREADS: Final = 128
+_PROGRAMS: Final = 528
+_TYPES: Final = {16: "uint4", 8: "unsigned long long", 4: "unsigned int", 2: "unsigned short", 1: "unsigned char"}
+
+_SOURCE: Final = r"""
+typedef long long number;
+
+// Parameters: see kernels/move.py. word: bytes that column 5 of the table counts in.
+template <typename W, bool SCATTER>
+__global__ void move(const number* table, const number* ids, char* slot, number total, number pieces, number blocks,
+                     number step, number whole, number base, number word) {
+  for (number at = blockIdx.x; at < total; at += gridDim.x) {
+    const number block = at % blocks, chunk = at / (blocks * pieces);
+    const number* row = table + at / blocks % pieces * 6;
+    const number id = ids[chunk * whole + block];
+    W* cache = reinterpret_cast<W*>(row[0] + id * row[1]);
+    W* ring = reinterpret_cast<W*>(slot + chunk * step + (row[2] - base) * whole + block * row[3] + row[4]);
+    const number words = row[5] * word / sizeof(W);
+    for (number i = threadIdx.x; i < words; i += blockDim.x) {
+      if (!SCATTER) ring[i] = id >= 0 ? cache[i] : W{};
+      else if (id >= 0) cache[i] = ring[i];
+    }
+  }
+}
+"""
+
+
+class MoveKernel:
+    """Gather and scatter for one layout, compiled for the current device."""
+
+    def __init__(self, table: PlaneTable) -> None:
+        """Compile; a second the first time, then CuPy's cache."""
+        self._word = table.word_bytes
+        names = [f"move<{_TYPES[table.unit]}, {flag}>" for flag in ("false", "true")]
+        module = cupy.RawModule(code=_SOURCE, options=("-std=c++17",), name_expressions=names)
+        self._functions: list[Any] = [module.get_function(name) for name in names]
+
+    def launch(self, arguments: Sequence[int], stream: Any, *, scatter: bool) -> None:
+        """Put a launch into a CuPy stream; *arguments* as for ``kernels.move``."""
+        numbers = tuple(cupy.int64(n) for n in (*arguments, self._word))
+        with stream:
+            self._functions[scatter]((min(_PROGRAMS, max(1, arguments[3])),), (_THREADS,), numbers)
