@@ -289,6 +289,43 @@ def test_two_ranks_store_and_load_their_own_parts(
     assert counted[FAILED] == 0
 
 
+def test_two_ranks_with_a_server_each_hit_only_while_both_are_there(
+    engine_python: Path, tmp_path_factory: pytest.TempPathFactory, small_model: Path
+) -> None:
+    made, later = prompt("servers"), prompt("one server")
+    with server(tmp_path_factory.mktemp("a")) as a, server(tmp_path_factory.mktemp("b")) as b:
+        transfer = connector(a.address, servers=[a.address, b.address])
+        transfer |= {"kv_connector": "RankedConnector", "kv_connector_module_path": "ranked_connector"}
+        with engine(
+            engine_python,
+            tmp_path_factory.mktemp("e"),
+            small_model,
+            workers=True,
+            threads="0|1",
+            tensor_parallel_size=2,
+            kv_transfer_config=transfer,
+        ) as running:
+            for each in (a, b):
+                wait_clients(each, 3)
+            cold = running.generate([made])
+            for each in (a, b):
+                each.wait_chunks(4)
+            running.reset()
+            loaded = running.generate([made])
+
+            b.kill()
+            running.reset()
+            missed = running.generate([made])
+            running.generate([later])
+            a.wait_chunks(8)
+            counted = running.metrics()
+
+    assert (cold["cached"], loaded["cached"], missed["cached"]) == ([0], [1024], [0])
+    assert cold["tokens"] == loaded["tokens"] == missed["tokens"]
+    assert counted[FAILED] == 0
+    assert counted["vllm:kvpool_servers_down"] == 1
+
+
 @pytest.mark.behaviour("R084", "R088")
 def test_an_engine_that_starts_before_its_server(
     engine_python: Path, tmp_path_factory: pytest.TempPathFactory, small_model: Path, plain: Engine
