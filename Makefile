@@ -12,7 +12,7 @@ UV_VERSION := 0.13.9
 STAMP := $(VENV)/.installed
 PYTEST := $(PY) -m pytest
 # Folders of tests that need a machine, a cluster or an engine of their own; each has its own target.
-APART := --ignore=tests/engine --ignore=tests/gpu --ignore=tests/cluster
+APART := --ignore=tests/engine --ignore=tests/gpu --ignore=tests/cluster --ignore=tests/chart
 OPS ?= 20000
 SEED ?=
 # Downloads and builds that outlive this folder.
@@ -21,7 +21,7 @@ export UV_CACHE_DIR ?= $(KVPOOL_CACHE)/uv
 RESULT ?= build/bench.json
 
 .PHONY: help setup lock demo test check lint types imports generate golden changes-check \
-	test-fast test-engine test-gpu torture bench format clean
+	test-fast test-engine test-cluster test-gpu torture bench format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -44,7 +44,7 @@ lock: ## pin the versions of all packages again
 demo: setup ## a server, a real engine on CPU, and the second request that skips its prefix
 	$(PY) -m tools.demo
 
-test: check test-fast test-engine torture ## all that needs no GPU and no cluster
+test: check test-fast test-engine test-cluster torture ## all that needs no GPU
 
 check: lint types imports changes-check generated ## style, types, arrows, derived files
 
@@ -78,6 +78,10 @@ test-fast: setup ## unit, property, contract, integration and architecture tests
 test-engine: setup ## tests with a real vLLM on CPU (its environment is installed once, outside this folder)
 	$(PY) tools/vllm_env.py
 	$(PYTEST) tests/engine -q
+
+test-cluster: setup ## the operator and its chart on a real control plane (built once, outside this folder)
+	$(PY) tools/cluster_assets.py --only control-plane
+	KVPOOL_EXPECT_CLUSTER=1 $(PYTEST) tests/cluster tests/chart -q
 
 test-gpu: setup ## tests on a CUDA device; skipped without one
 	@if nvidia-smi -L >/dev/null 2>&1; then $(PYTEST) tests/gpu -q; else echo "test-gpu: no CUDA device, skipped"; fi
