@@ -3,11 +3,12 @@
 
 import asyncio
 import datetime as dt
+import functools
 import json
 import logging
 import random
+import signal
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -38,17 +39,6 @@ def _now() -> dt.datetime:
     return dt.datetime.now(dt.UTC)
 
 
-@dataclass(slots=True)
-class _Life:
-    """When what was last seen to work, for the liveness probe."""
-
-    resynced_s: float
-    events: int = 0
-
-    def touch(self) -> None:
-        self.events += 1
-
-
 class Controller:
     """One replica. One event loop."""
 
@@ -69,8 +59,10 @@ class Controller:
         )
         schedule: Schedule[Key] = Schedule(gap_s=_GAP_S, parallel=settings.parallel, jitter=random.random)
         self.queue: Queue[Key] = Queue(schedule, self.reconciler, time.monotonic)
-        self._life = _Life(time.monotonic())
-        self.watcher = handlers.Watcher(lambda key, urgent: self.queue.add(key, urgent=urgent), self._life.touch)
+        self._resynced_s = time.monotonic()
+        self._loop = asyncio.get_running_loop()
+        self._stop_watches = handlers.Stop()
+        self.watcher = handlers.Watcher(self._ask)
         self.lease = Lease(
             self._cluster,
             settings.namespace,
@@ -82,20 +74,38 @@ class Controller:
         )
 
     async def run(self) -> None:
-        """Run until a signal; the Lease is given back at the end.
+        """Run until a signal; then the Lease is given back first, so that the next replica need not wait.
 
         Raises:
-            LeaseLostError, KeepsFailingError: the process must end.
+            ExceptionGroup: of LeaseLostError or KeepsFailingError; the process must end.
         """
+        stopping = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stopping.set)
         try:
             async with asyncio.TaskGroup() as tasks:
                 leading = tasks.create_task(self._lead())
                 health = tasks.create_task(self._serve_health())
-                await supervise(lambda: handlers.operate(self.watcher, self._settings), self._again, time.monotonic)
+                watching = tasks.create_task(self._watch())
+                await stopping.wait()
                 leading.cancel()
+                await self.lease.release()
+                self._stop_watches.set()
+                await watching
                 health.cancel()
         finally:
+            self._stop_watches.set()
             await self.lease.release()
+
+    async def _watch(self) -> None:
+        def watch() -> None:
+            handlers.operate(self.watcher, self._settings, self._stop_watches)
+
+        await supervise(lambda: asyncio.to_thread(watch), self._again, time.monotonic)
+
+    def _ask(self, key: Key, urgent: bool) -> None:
+        """Any thread."""
+        self._loop.call_soon_threadsafe(functools.partial(self.queue.add, key, urgent=urgent))
 
     async def _lead(self) -> None:
         await self.lease.acquire()
@@ -114,7 +124,7 @@ class Controller:
                     found = await self._cluster.list(POOLS, namespace, metadata_only=True)
                     self.queue.add_all((p["metadata"]["namespace"], p["metadata"]["name"]) for p in found)
                 self.queue.add_all(self.reconciler.keys())  # those that are gone are then forgotten
-                self._life.resynced_s = time.monotonic()
+                self._resynced_s = time.monotonic()
             except OperatorError as e:
                 _log.warning("resync.failed", extra={"fields": {"error": str(e)}})
                 rest_s = min(rest_s, 5.0)
@@ -132,7 +142,7 @@ class Controller:
 
     def healthy(self) -> bool:
         """True while the queue moves and, on the leader, resyncs happen."""
-        stale = self.lease.held and time.monotonic() - self._life.resynced_s > 3 * self._settings.resync_s
+        stale = self.lease.held and time.monotonic() - self._resynced_s > 3 * self._settings.resync_s
         return not stale and not (self.lease.held and self.queue.oldest_wait_s() > _STUCK_S)
 
     async def _serve_health(self) -> None:

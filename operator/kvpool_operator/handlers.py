@@ -4,7 +4,10 @@
 Events alone: no diffs, no finalizers, no annotations of kopf's. What kopf believes to exist is a hint, never the truth.
 """
 
-from collections.abc import Callable, Mapping
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -14,7 +17,7 @@ from kvpool_operator.desired.names import POOL_LABEL, ROLE_LABEL
 from kvpool_operator.reconcile import Key
 from kvpool_operator.settings import Settings
 
-__all__ = ["Watcher", "configure", "operate"]
+__all__ = ["Stop", "Watcher", "configure", "operate"]
 
 _SERVERS: Final[Any] = {POOL_LABEL: kopf.PRESENT, ROLE_LABEL: "server"}
 _POOLS: Final = ("kvpool.dev", "v1alpha1", "kvcachepools")
@@ -22,15 +25,13 @@ _POOLS: Final = ("kvpool.dev", "v1alpha1", "kvcachepools")
 
 @dataclass(slots=True)
 class Watcher:
-    """What handlers share. One event loop.
+    """What handlers share; used on the watches' thread.
 
     Args:
-        ask: puts a pool into the queue; urgent if its own spec changed.
-        touched: called at each event, so that silence can be noticed.
+        ask: puts a pool into the queue, from any thread; urgent if its own spec changed.
     """
 
     ask: Callable[[Key, bool], None]
-    touched: Callable[[], None] = lambda: None
     _generations: dict[Key, tuple[str, int]] = field(default_factory=dict)
 
     def forget(self) -> None:
@@ -39,7 +40,6 @@ class Watcher:
 
     def pool_seen(self, metadata: Mapping[str, Any], *, deleted: bool) -> None:
         """A pool came, changed or went. A change of its status alone is our own and asks for nothing."""
-        self.touched()
         key = metadata["namespace"], metadata["name"]
         version = metadata["uid"], metadata.get("generation", 0)
         if deleted:
@@ -52,12 +52,10 @@ class Watcher:
 
     def owned_seen(self, metadata: Mapping[str, Any]) -> None:
         """Something that a pool owns came, changed or went."""
-        self.touched()
         self.ask((metadata["namespace"], metadata["labels"][POOL_LABEL]), False)
 
     def client_seen(self, metadata: Mapping[str, Any]) -> None:
         """A pod that opted in; its pool may be in any namespace that knows its name."""
-        self.touched()
         name = metadata["labels"][POOL_LABEL]
         for key in [k for k in self._generations if k[1] == name]:
             self.ask(key, False)
@@ -108,23 +106,62 @@ def configure(settings: kopf.OperatorSettings) -> None:
     for kind in ("daemonsets", "configmaps", "services", "networkpolicies"):
         settings.watching.label_selectors[kind] = servers
     settings.watching.label_selectors["pods"] = POOL_LABEL
-    # Else kopf kills the whole process so long after its watches ended, though they run again by then.
-    settings.process.ultimate_exiting_timeout = None
+    settings.process.ultimate_exiting_timeout = None  # it would kill the whole process, not its watches
 
 
-async def operate(watcher: Watcher, settings: Settings) -> None:
-    """Watch until told to stop by a signal.
+class Stop:
+    """Tells watches on another thread to end. A plain threading.Event would keep a thread waiting after kopf failed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._set = False
+        self._flag: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+
+    def set(self) -> None:
+        """From any thread, any number of times."""
+        with self._lock:
+            self._set = True
+            if self._flag is not None:
+                loop, event = self._flag
+                loop.call_soon_threadsafe(event.set)
+
+    @contextmanager
+    def flag(self) -> Iterator[asyncio.Event]:
+        """An event of the running loop that is set when this is."""
+        event = asyncio.Event()
+        with self._lock:
+            self._flag = asyncio.get_running_loop(), event
+            if self._set:
+                event.set()
+        try:
+            yield event
+        finally:
+            with self._lock:
+                self._flag = None
+
+
+def operate(watcher: Watcher, settings: Settings, stop: Stop) -> None:
+    """Watch until *stop*, on a loop of its own.
+
+    Thread: one for each call. When kopf ends it cancels every task of its loop that is younger than itself, so it
+    must not share one with the work.
 
     Raises:
         Exception: whatever ended kopf; start again.
     """
+    asyncio.run(_operate(watcher, settings, stop))
+
+
+async def _operate(watcher: Watcher, settings: Settings, stop: Stop) -> None:
     kopf_settings = kopf.OperatorSettings()
     configure(kopf_settings)
-    await kopf.operator(
-        settings=kopf_settings,
-        standalone=True,
-        clusterwide=not settings.watch_namespaces,
-        namespaces=settings.watch_namespaces,
-        memo=watcher,
-        registry=kopf.get_default_registry(),
-    )
+    with stop.flag() as flag:
+        await kopf.operator(
+            settings=kopf_settings,
+            standalone=True,
+            clusterwide=not settings.watch_namespaces,
+            namespaces=settings.watch_namespaces,
+            memo=watcher,
+            registry=kopf.get_default_registry(),
+            stop_flag=flag,
+        )
