@@ -98,11 +98,17 @@ def test_an_error_within_the_stream_ends_only_the_watches(
     make_pool(api, namespace)
     wait_for_level(api, namespace, "info")
 
-    assert faults.inject(500, "etcdserver: leader changed")
-    set_level(api, namespace, "Debug")
+    async def open_again() -> bool:
+        return faults.streams() >= 6
 
-    wait_for_level(api, namespace, "debug")
+    for level in ("Debug", "Warning", "Error"):
+        api.wait("the watches", open_again)
+        assert faults.inject(500, "etcdserver: leader changed")
+        set_level(api, namespace, level)
+        wait_for_level(api, namespace, level.lower())
+
     assert replica.well()
+    assert replica.log().count("watches.failed") >= 2, "they were ended and started again"
 
 
 @pytest.mark.parametrize("status", [500, 503, 429, 403])

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What events make of the queue, and how watches on another thread are told to end."""
+
+import asyncio
+import threading
+from typing import Any
+
+import kopf
+import pytest
+
+from kvpool_operator import handlers
+from kvpool_operator.desired.names import POOL_LABEL
+from kvpool_operator.handlers import Stop, Watcher
+
+
+def meta(name: str = "a", generation: int = 1, namespace: str = "models", **labels: str) -> dict[str, Any]:
+    return {"namespace": namespace, "name": name, "uid": name, "generation": generation, "labels": labels}
+
+
+@pytest.fixture
+def asked() -> list[tuple[tuple[str, str], bool]]:
+    return []
+
+
+@pytest.fixture
+def watcher(asked: list[tuple[tuple[str, str], bool]]) -> Watcher:
+    return Watcher(lambda key, urgent: asked.append((key, urgent)))
+
+
+def test_a_new_spec_is_urgent_and_our_own_status_asks_for_nothing(watcher: Watcher, asked: list[Any]) -> None:
+    watcher.pool_seen(meta(), deleted=False)
+    watcher.pool_seen(meta(), deleted=False)
+    watcher.pool_seen(meta(generation=2), deleted=False)
+    watcher.pool_seen(meta(generation=2), deleted=True)
+
+    assert asked == [(("models", "a"), True)] * 3
+
+
+def test_a_namesake_of_a_deleted_pool_is_a_new_one(watcher: Watcher, asked: list[Any]) -> None:
+    watcher.pool_seen(meta(), deleted=False)
+    watcher.pool_seen({**meta(), "uid": "another"}, deleted=False)
+
+    assert len(asked) == 2
+
+
+def test_what_a_pool_owns_names_it(watcher: Watcher, asked: list[Any]) -> None:
+    watcher.owned_seen(meta("kvpool-a-node", **{POOL_LABEL: "a"}))
+
+    assert asked == [(("models", "a"), False)]
+
+
+def test_a_client_names_every_pool_of_that_name(watcher: Watcher, asked: list[Any]) -> None:
+    watcher.pool_seen(meta("a", namespace="x"), deleted=False)
+    watcher.pool_seen(meta("a", namespace="y"), deleted=False)
+    watcher.pool_seen(meta("b", namespace="x"), deleted=False)
+    asked.clear()
+
+    watcher.client_seen(meta("vllm-0", namespace="z", **{POOL_LABEL: "a"}))
+
+    assert sorted(asked) == [(("x", "a"), False), (("y", "a"), False)]
+
+
+def test_kopf_writes_nothing_and_waits_for_nothing_forever() -> None:
+    settings = kopf.OperatorSettings()
+    handlers.configure(settings)
+
+    assert not settings.posting.enabled
+    assert settings.process.ultimate_exiting_timeout is None, "it would kill the process after a restart of the watches"
+    assert None not in (settings.watching.client_timeout, settings.watching.inactivity_timeout)
+    assert sum(settings.networking.error_backoffs) > 300
+    assert max(settings.networking.error_backoffs) <= 30
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_stop_reaches_watches_on_another_thread(early: bool) -> None:
+    stop, started = Stop(), threading.Event()
+
+    async def watch() -> None:
+        with stop.flag() as flag:
+            started.set()
+            async with asyncio.timeout(10):
+                await flag.wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(watch()))
+    if early:
+        stop.set()
+    thread.start()
+    assert started.wait(10)
+    stop.set()
+    thread.join(10)
+
+    assert not thread.is_alive()
+    stop.set()  # nobody there any more
