@@ -5,9 +5,10 @@
 
 There, without a network:
 
-    python3 -m pip install --no-index --no-deps --target SITE .wheels/*.whl && export PYTHONPATH=SITE:cacheserver
+    python3 -m pip install --no-index --no-deps --target SITE .wheels/*.whl
+    export PYTHONPATH=SITE:cacheserver:.
 
-The machine is taken to have torch, triton, numpy and pytest (every image that runs an engine's tests has them). Versions
+The machine is taken to have torch, triton, numpy and pytest, as every image that runs an engine's tests has. Versions
 are those of requirements-dev.lock. The folder is not part of the repository.
 """
 

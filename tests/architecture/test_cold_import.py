@@ -21,7 +21,7 @@ REFUSED = (
     "vllm",
 )
 ROOMS = ("kvpool.model", "kvpool.config", "kvpool.wire", "kvpool.client", "kvpool.transfer", "kvpool.connector")
-NEEDS_ENGINE = ("import torch", "from torch", "import vllm", "from vllm", "import triton")
+NEEDS_ENGINE = ("import torch", "from torch", "import vllm", "from vllm", "import triton", "import cupy")
 
 SCRIPT = """
 import importlib, sys
@@ -38,11 +38,13 @@ for name in {names!r}:
 
 
 def light_modules() -> list[str]:
-    """Modules of the engine's side that do not need the engine itself."""
+    """Modules of the engine's side that need neither the engine itself nor a mover's environment."""
     return [
         m.dotted
         for m in modules()
-        if m.dotted.startswith(ROOMS) and not any(line.startswith(NEEDS_ENGINE) for line in m.text.splitlines())
+        if m.dotted.startswith(ROOMS)
+        and not m.dotted.startswith("kvpool.transfer.kernels.")
+        and not any(line.startswith(NEEDS_ENGINE) for line in m.text.splitlines())
     ]
 
 

@@ -4,6 +4,7 @@
 import ctypes
 import mmap
 import os
+import socket
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -63,6 +64,7 @@ class FakeEngineDevice:
         return turns_of(chunks, self._parts, self.ring.slot_bytes)
 
     def follow(self, direction: Direction, event: int) -> None:
+        del direction
         self.events.append(event)
 
     def launch(self, direction: Direction, slot: int, job: RingJob, turn: Turn) -> None:
@@ -124,13 +126,11 @@ class FakeMoverDevice:
         target, source = (address, ring) if direction is Direction.STORE else (ring, address)
         ctypes.memmove(target, source, length)
 
-    def nearly(self, direction: Direction, slot: int) -> None:
-        pass
-
     def mark(self, direction: Direction, slot: int) -> None:
-        pass
+        del direction, slot  # copies are made at once
 
     def wait(self, direction: Direction, slot: int) -> None:
+        del direction, slot
         if self._path.with_suffix(".fail").exists():
             raise DeviceFailedError("an illegal address")
         if self._path.with_suffix(".stall").exists():
@@ -139,8 +139,6 @@ class FakeMoverDevice:
 
 
 def main(control: int, parent: int) -> None:
-    import socket
-
     from kvpool.transfer.mover.process import MoverProcess, die_with_parent
 
     die_with_parent(parent)

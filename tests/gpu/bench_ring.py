@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: T201
 """What the ring moves, and what that costs the engine, beside the copy ceiling of the same run.
 
-    PYTHONPATH=cacheserver:. python tests/gpu/bench_ring.py [--runs 32768,4096] [--slots 4] [--slot-mib 32] [--json FILE]
+    PYTHONPATH=cacheserver:. python tests/gpu/bench_ring.py [--runs 32768,4096] [--slots 4] [--slot-mib 32] [--json F]
 
-One job is 2 GiB (16k tokens at 128 KiB a token) in 64 planes, 16 blocks to a chunk, random blocks of a pool of twice as
-many; its end is waited for. Every job's bytes are compared after the timing, targets poisoned before; a case whose bytes
+One job is 2 GiB (16k tokens at 128 KiB a token) in 64 planes, 16 blocks to a chunk, random blocks of a pool of twice
+as many; its end is waited for. All bytes are compared before and after the timing, targets poisoned; a case whose bytes
 differ has no number. Products are 8192-cubed bf16, measured alone before and after each busy case.
 """
 
 import argparse
-import functools
 import json
 import mmap
 import os
+import queue
 import statistics
 import sys
 import tempfile
@@ -28,11 +29,12 @@ import torch
 
 from kvpool.model.slots import PLACEMENT, Disposition
 from kvpool.transfer.cuda import Context
-from kvpool.transfer.kernels import move, paged
 from kvpool.transfer.kernels.paged import CudaEngineDevice, PagedGroup
-from kvpool.transfer.mover.messages import Direction, Start
+from kvpool.transfer.lanes import LoadLane, StoreLane
+from kvpool.transfer.mover.messages import Direction, Move, Moved, Start, ToClient
 from kvpool.transfer.mover.supervision import MOVER_COMMAND, Mover, MoverState
-from kvpool.transfer.plan import plane_table, slot_ids
+from kvpool.transfer.pipe import Frames, frame
+from kvpool.transfer.plan import slot_ids
 from kvpool.transfer.planes import Layout, Plane
 from kvpool.transfer.ring import EngineRing
 from kvpool.transfer.ring_ports import RingJob
@@ -150,6 +152,62 @@ class Cache:
         )
 
 
+class Reel:
+    """In the place of a mover's connection: answers at once, in this process."""
+
+    def __init__(self) -> None:
+        self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._frames: Frames[ToClient] = Frames(ToClient)
+
+    def send(self, message: Move) -> None:
+        frame(message)
+        self._answers.put(frame(Moved(turn=message.turn)))
+
+    def receive(self, ends_s: float) -> ToClient:
+        del ends_s
+        while (message := self._frames.next()) is None:
+            self._frames.feed(self._answers.get())
+        return message
+
+
+class Timed:
+    """A device whose waits are timed."""
+
+    def __init__(self, device: CudaEngineDevice) -> None:
+        self._device = device
+        self.waited_s = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device, name)
+
+    def wait(self, direction: Direction, slot: int) -> None:
+        began = time.thread_time()
+        self._device.wait(direction, slot)
+        self.waited_s += time.thread_time() - began
+
+
+def interpreter_us(device: CudaEngineDevice, lane: type[StoreLane] | type[LoadLane], job: RingJob) -> float:
+    """CPU time of a lane's two threads for each slot, without waiting for kernels and without sockets.
+
+    An upper bound of what the lane takes of the interpreter's lock: everything that Python does, the launch, and the
+    queue between the threads.
+    """
+    timed = Timed(device)
+    made = lane(timed, Reel(), print)  # type: ignore[arg-type]
+    thread = made._lane._thread
+    clock = time.pthread_getcpuclockid(thread.ident)  # type: ignore[arg-type]
+    device.use()
+    made.run(job, time.monotonic() + 60)
+    job._cancelled = False
+    timed.waited_s = 0.0
+    began = time.thread_time(), time.clock_gettime(clock)
+    made.run(job, time.monotonic() + 60)
+    spent = time.thread_time() - began[0] + time.clock_gettime(clock) - began[1] - timed.waited_s
+    slots = len(list(device.turns(job.group, job.chunks)))
+    made.close()
+    return 1e6 * spent / slots
+
+
 class Bench:
     """One run of everything."""
 
@@ -193,7 +251,6 @@ class Bench:
         )
         ring_bytes = free - self.context.free_bytes()
         mover, ring = self._start(device)
-        base_bytes = self.context.free_bytes()
         jobs = {}
         for number, (direction, cache) in enumerate(caches.items()):
             name = direction.value.encode()
@@ -212,13 +269,14 @@ class Bench:
             if busy and self.options.no_busy:
                 continue
             for name, kinds in (("store", [Direction.STORE]), ("load", [Direction.LOAD]), ("both", [*Direction])):
-                row = self._measure([moves[k] for k in kinds], len(kinds), busy=busy)
+                row = self._measure([moves[k] for k in kinds], busy=busy)
                 slots = JOB_BYTES / (self.options.slot_mib << 20)
                 self.rows.append({"run": run, "what": name, "busy": busy, "correct": correct, **row, "slots": slots})
                 print(self.rows[-1], flush=True)
-        if not self.options.no_lock:
-            for direction, run_job in moves.items():
-                print(f"interpreter lock, {direction}: {self.lock(run_job):.1f} us per slot", flush=True)
+        for direction, lane in ((Direction.STORE, StoreLane), (Direction.LOAD, LoadLane)):
+            job = jobs[direction]
+            job._cancelled = False
+            print(f"interpreter, {direction}: at most {interpreter_us(device, lane, job):.1f} us per slot", flush=True)
         correct = self._compare(caches, moves)
         for row in self.rows:
             if row["run"] == run:
@@ -229,7 +287,6 @@ class Bench:
         while mover.state is not MoverState.REAPED:
             mover.turn(time.monotonic())
             threading.Event().wait(0.01)
-        row["mover_mib"] = round((self.context.free_bytes() - base_bytes) / (1 << 20))
         device.free()
         del caches
         torch.cuda.empty_cache()
@@ -260,7 +317,7 @@ class Bench:
         lost = moves[Direction.LOAD]()
         return right and not lost and caches[Direction.LOAD].holds(data)
 
-    def _measure(self, moves: Sequence[Callable[[], frozenset[int]]], ways: int, *, busy: bool) -> dict[str, Any]:
+    def _measure(self, moves: Sequence[Callable[[], frozenset[int]]], *, busy: bool) -> dict[str, Any]:
         seconds = self.options.busy_seconds if busy else self.options.seconds
         alone = []
         self.products.switch(on=busy)
@@ -298,40 +355,6 @@ class Bench:
         self.products.switch(on=False)
         return row
 
-    def lock(self, move: Callable[[], frozenset[int]]) -> float:
-        """Microseconds of the interpreter's lock for each slot: what a thread that always wants it loses to the lane.
-
-        The thread gives the lock up whenever somebody asks for it; what changing hands costs counts, too, and is most
-        of it: in an engine that waits for its device nobody asks.
-        """
-        turns, stop = [0], [False]
-
-        def spin() -> None:
-            while not stop[0]:
-                for _ in range(100):
-                    pass
-                turns[0] += 1
-
-        thread = threading.Thread(target=spin, daemon=True)
-        interval = sys.getswitchinterval()
-        sys.setswitchinterval(5e-6)
-        thread.start()
-        began, before = time.monotonic(), turns[0]
-        threading.Event().wait(0.5)
-        alone = (turns[0] - before) / (time.monotonic() - began)
-        began, before, jobs = time.monotonic(), turns[0], 0
-        while time.monotonic() < began + 1.0:
-            move()
-            jobs += 1
-        spent = time.monotonic() - began
-        lost = spent - (turns[0] - before) / alone
-        stop[0] = True
-        thread.join()
-        sys.setswitchinterval(interval)
-        slots = jobs * JOB_BYTES / (self.options.slot_mib << 20)
-        print(f"with a thread that computes in Python: {jobs * JOB_BYTES / spent / 1e9:.1f} GB/s", flush=True)
-        return 1e6 * lost / slots
-
     def _alone(self) -> float:
         threading.Event().wait(0.4)
         began = time.monotonic()
@@ -351,8 +374,9 @@ class Bench:
 
 
 def table(rows: list[dict[str, Any]], ceiling: dict[str, float]) -> str:
+    shown = ", ".join(f"{name} {value:.1f}" for name, value in ceiling.items())
     lines = [
-        f"Copy ceiling of this run, GB/s: out {ceiling['store']:.1f}, in {ceiling['load']:.1f}, both {ceiling['both']:.1f}",
+        f"Copy ceiling of this run, GB/s: {shown}",
         "",
         "| run | engine | way | GB/s | of the ceiling | products lose | engine CPU per slot | mover CPU per slot |",
         "|---|---|---|---|---|---|---|---|",
@@ -361,7 +385,8 @@ def table(rows: list[dict[str, Any]], ceiling: dict[str, float]) -> str:
         share = f"{row['gb_s'] / ceiling[row['what']]:.3f}" if row["correct"] and not row["lost"] else "bytes differ"
         loss = f"{row['loss_percent']} %" if row["busy"] else ""
         lines.append(
-            f"| {row['run'] / 1024:g} KiB | {'busy' if row['busy'] else 'idle'} | {row['what']} | {row['gb_s']} | {share}"
+            f"| {row['run'] / 1024:g} KiB | {'busy' if row['busy'] else 'idle'} | {row['what']} | {row['gb_s']}"
+            f" | {share}"
             f" | {loss} | {row['lane_us_per_slot']} us | {row['mover_us_per_slot']} us |"
         )
     return "\n".join(lines)
@@ -374,16 +399,10 @@ def main() -> int:
     parser.add_argument("--slot-mib", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--busy-seconds", type=float, default=2.5)
-    parser.add_argument("--warps", type=int, default=4)
-    parser.add_argument("--programs", type=int, default=528)
-    parser.add_argument("--tile", type=int, default=8192)
-    parser.add_argument("--no-lock", action="store_true")
+    parser.add_argument("--programs", type=int, default=1056)
     parser.add_argument("--no-busy", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    move._WARPS = options.warps
-    move._TILE_BYTES = options.tile
-    paged.plane_table = functools.partial(plane_table, piece_bytes=options.tile)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         bench = Bench(options, Path(folder))
         ceiling = bench.ceiling()

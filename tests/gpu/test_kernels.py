@@ -115,21 +115,3 @@ def test_random_layouts(seed: int) -> None:
     slot = int(max(largest, layout.chunk_bytes(PER_CHUNK) * rng.choice([0.3, 1, 3]))) + 255
 
     check(layout, slot // 256 * 256, rng)
-
-
-def test_a_launch_by_the_handle_needs_few_microseconds() -> None:
-    """Not a bar, only a sign that the slow way is not taken: Triton's own launcher needs 40 and more."""
-    import time
-
-    layout = engine_layouts()["blocks first"]
-    rng = np.random.default_rng(0)
-    with opened(layout, storages_of(layout, rng), 1 << 22) as device:
-        job = RingJob(group=0, grant=b"g", ids=random_ids(rng), chunks=[1])
-        (turn,) = device.turns(0, [1])  # type: ignore[attr-defined]
-        spent = []
-        for _ in range(200):
-            began = time.perf_counter()
-            device.launch(Direction.STORE, 0, job, turn)  # type: ignore[attr-defined]
-            spent.append(time.perf_counter() - began)
-            device.wait(Direction.STORE, 0)  # type: ignore[attr-defined]
-    print(f"launch with ids and event: median {1e6 * float(np.median(spent)):.1f} us")

@@ -165,6 +165,25 @@ def test_a_mover_killed_at_any_time_costs_the_ring_and_nothing_else(
     assert int(torch.ones(1000, device="cuda").sum()) == 1000
 
 
+def test_memory_of_the_arena_can_be_taken_back(tmp_path: Path, memory: Path) -> None:
+    layout, rng = engine_layouts()["blocks first"], np.random.default_rng(11)
+    device = engine_device(layout, storages_of(layout, rng), layout.chunk_bytes(PER_CHUNK))
+    with rig(tmp_path, memory, device, layout.chunk_bytes(PER_CHUNK)) as server:
+        ring = server.ready().join(device)  # type: ignore[arg-type]
+        size = layout.chunk_bytes(PER_CHUNK)
+        server.grant(b"s", Direction.STORE, [(0, n * size) for n in range(CHUNKS)], size)
+        ring.store(RingJob(group=0, grant=b"s", ids=ids_of(rng), chunks=range(CHUNKS)), soon())
+        maps = Path(f"/proc/{server.mover.pid}/maps")
+        assert str(server.regions[0]) in maps.read_text()
+
+        server.mover.take_segment(0)
+        server.until(lambda: str(server.regions[0]) not in maps.read_text())
+
+        assert server.mover.state is MoverState.READY
+        ring.close()
+    device.free()  # type: ignore[attr-defined]
+
+
 def test_memory_is_back_after_rings_come_and_go(tmp_path: Path, memory: Path) -> None:
     import torch
 

@@ -159,8 +159,7 @@ class LoadLane:
 
     def __init__(self, device: EngineDevice, pipe: Pipe[ToClient], retire: Callable[[str], None]) -> None:
         self._lane = _Lane(Direction.LOAD, device, pipe, retire)
-        self._turns: Iterator[Turn] = iter(())
-        self._taking = threading.Lock()
+        self._turns: deque[Turn] = deque()
 
     def run(self, job: RingJob, ends_s: float) -> frozenset[int]:
         """Load a job's chunks; returns those whose blocks were not written, or not all of them.
@@ -174,34 +173,39 @@ class LoadLane:
             lane.device.use()
             if job.after:
                 lane.device.follow(Direction.LOAD, job.after)
-            turns = list(lane.device.turns(job.group, job.chunks))
-            self._turns = iter(turns)
-            while lane.free and self._fill(lane.free[0], job):
-                lane.free.popleft()
-            for _ in turns:
-                self._take(job, failed, ends_s)
+            self._turns = deque(lane.device.turns(job.group, job.chunks))
+            turns, last = len(self._turns), list[int]()
+            for slot in range(lane.device.ring.slots):
+                self._fill(slot, job)
+            for _ in range(turns):
+                self._take(job, failed, last, ends_s)
+            for slot in last:
+                lane.device.wait(Direction.LOAD, slot)
+                job.end()
             if not job.cancel(max(0.0, ends_s - monotonic())):
                 raise TimeoutError("a scatter did not end in time")
-            lane.free.extend(n for n in range(lane.device.ring.slots) if n not in lane.free)
         return frozenset(failed)
 
     def close(self) -> None:
         """End the lane's thread."""
         self._lane.close()
 
-    def _fill(self, slot: int, job: RingJob) -> bool:
-        """Ask for the job's next turn in a slot; False if there is none. Either thread."""
-        with self._taking:
-            turn = next(self._turns, None)
-        if turn is None:
-            return False
+    def _fill(self, slot: int, job: RingJob) -> None:
+        """Ask for the job's next turn in a slot, if there is one. Either thread."""
+        try:
+            turn = self._turns.popleft()
+        except IndexError:
+            return
         self._lane.ask(self._lane.number(slot, turn), slot, job, turn)
-        return True
 
-    def _take(self, job: RingJob, failed: set[int], ends_s: float) -> None:
+    def _take(self, job: RingJob, failed: set[int], last: list[int], ends_s: float) -> None:
+        """Scatter what the mover brought; kernels after which nothing is to be asked are put on the list of *last*."""
         slot, turn, error = self._lane.answer(ends_s)
-        if not error and job.begin():
-            self._lane.launch(slot, job, turn, lambda: self._fill(slot, job))
-        else:
+        if error or not job.begin():
             failed.update(turn.chunks)
             self._fill(slot, job)
+        elif self._turns:
+            self._lane.launch(slot, job, turn, lambda: self._fill(slot, job))
+        else:
+            self._lane.device.launch(Direction.LOAD, slot, job, turn)
+            last.append(slot)

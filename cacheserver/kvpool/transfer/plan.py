@@ -26,7 +26,7 @@ COLUMNS: Final = 6
 where the piece begins in the block, its words."""
 
 _GREATEST_UNIT: Final = 16
-_PIECE_BYTES: Final = 8192
+_PIECE_BYTES: Final = 4096
 """One program of a kernel moves this much, so that long runs are spread over the device, too."""
 
 

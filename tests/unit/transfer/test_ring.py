@@ -159,6 +159,28 @@ def test_a_revoked_grant_moves_nothing_more(tmp_path: Path) -> None:
         ring.close()
 
 
+def test_memory_that_was_taken_back_is_reached_no_more(tmp_path: Path) -> None:
+    engine = device(tmp_path)
+    with MoverRig(tmp_path, engine.ring, regions=(1 << 20, 1 << 20)) as rig:
+        ring = rig.ready().join(engine)
+        rig.grant(b"g", Direction.STORE, [(1, n * CHUNK) for n in range(4)], CHUNK)
+        assert ring.store(job(4), soon()) == frozenset()
+        path = str(rig.regions[1])
+        maps = Path(f"/proc/{rig.mover.pid}/maps")
+        assert path in maps.read_text()
+
+        rig.mover.take_segment(1)
+        rig.until(lambda: path not in maps.read_text())
+
+        rig.grant(b"h", Direction.STORE, places(4), CHUNK)
+        assert ring.store(job(4, b"h"), soon()) == frozenset()
+        with pytest.raises(RingRetiredError):
+            ring.store(job(4), soon())
+        rig.until(lambda: rig.mover.state is MoverState.REAPED)
+        assert "of memory 1" in rig.mover.reason
+        ring.close()
+
+
 def test_a_cancelled_store_reads_no_more_blocks(tmp_path: Path) -> None:
     engine = device(tmp_path)
     with MoverRig(tmp_path, engine.ring) as rig:
@@ -265,7 +287,12 @@ def test_an_unanswered_revoke_ends_the_mover(tmp_path: Path) -> None:
         ring = rig.ready().join(engine)
         rig.grant(b"g", Direction.STORE, places(2), CHUNK)
         (tmp_path / "ring.stall").touch()
-        thread = threading.Thread(target=lambda: pytest.raises(RingRetiredError, ring.store, job(2), soon()))
+
+        def store() -> None:
+            with pytest.raises(RingRetiredError):
+                ring.store(job(2), soon())
+
+        thread = threading.Thread(target=store)
         thread.start()
         rig.until(lambda: rig.bytes_at(0, 0, 1) != b"\xdd")
 

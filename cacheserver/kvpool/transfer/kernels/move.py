@@ -13,8 +13,9 @@ __all__ = ["compiled", "move"]
 
 _WARPS: Final = 4
 _WARP_THREADS: Final = 32
-_TILE_BYTES: Final = 8192
-"""What one program moves at a time: several short pieces or one long one, enough of it in flight to fill a wait."""
+_TILE_BYTES: Final = 4096
+"""What one program moves at a time: several short pieces or one long one. Twice as much takes so many registers that
+fewer programs crowd into a multiprocessor, and the engine's products lost 2.8 instead of 2.2 % at 2 KiB runs."""
 
 _ADDRESS: Final = 1 << 40
 """Makes Triton take a number for 64 bits wide."""
@@ -23,8 +24,8 @@ _NUMBERS: Final = ("table", "ids", "slot", "total", "pieces", "blocks", "step", 
 _WORDS: Final = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}
 
 
-@triton.jit(do_not_specialize=_NUMBERS)  # type: ignore[untyped-decorator, unused-ignore]
-def move(  # noqa: PLR0913, PLR0917, ANN201, D417 - a kernel's parameters; it returns nothing
+@triton.jit(do_not_specialize=_NUMBERS)  # type: ignore[untyped-decorator]
+def move(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917, ANN201, D417 - Triton infers all types
     table,  # noqa: ANN001 - Triton infers types from what is passed
     ids,  # noqa: ANN001
     slot,  # noqa: ANN001

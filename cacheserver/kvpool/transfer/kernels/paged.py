@@ -19,10 +19,9 @@ from kvpool.transfer.ring_ports import RingJob
 __all__ = ["CudaEngineDevice", "PagedGroup"]
 
 _WORD: Final = 8
-_PROGRAMS: Final = 528
+_PROGRAMS: Final = 1056
 """Blocks of a launch. On a busy device they crowd into the few multiprocessors that an engine's kernel just left, and
-leave it the others. Measured on an H200 with 4 KiB runs beside matrix products: 264 keep up with 0.91 of the link, 528
-with 0.97, one for each tile with 0.94; the products lose 1.5, 1.9 and 2.5 to 3 %."""
+leave it the others. docs/benchmarks/ring.md has what other numbers did."""
 
 _WINDOW_IDS: Final = 32768
 
@@ -189,7 +188,8 @@ class _Window:
             self._upload(job, turn.first, stream)
         else:
             self._context.after_event(stream, self._copied[-1])
-        return self._device + (turn.first - self._first) * job.ids.shape[1] * _WORD
+        per_chunk: int = job.ids.shape[1]
+        return self._device + (turn.first - self._first) * per_chunk * _WORD
 
     def free(self) -> None:
         """Give the memory back."""

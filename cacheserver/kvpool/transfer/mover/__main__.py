@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m kvpool.transfer.mover CONTROL PARENT``: a descriptor of the control socket, and the server's process id."""
+"""``python -m kvpool.transfer.mover CONTROL PARENT``: the control socket's descriptor, and the server's process id."""
 
 import socket
 import sys

@@ -25,9 +25,7 @@ class CudaMoverDevice:
             self._context.use()
             self._base = self._context.open(ring.handle)
             self._streams = {d: self._context.stream(urgent=False) for d in Direction}
-            keys = [(d, n) for d in Direction for n in range(ring.slots)]
-            self._near = {key: self._context.event(sleeping=True) for key in keys}
-            self._events = {key: self._context.event() for key in keys}
+            self._events = {(d, n): self._context.event() for d in Direction for n in range(ring.slots)}
 
     def use(self) -> None:
         """See MoverDevice."""
@@ -52,11 +50,6 @@ class CudaMoverDevice:
             else:
                 self._context.copy_in(self._base + ring_offset, address, length, self._streams[direction])
 
-    def nearly(self, direction: Direction, slot: int) -> None:
-        """See MoverDevice."""
-        with _failing():
-            self._context.record(self._near[direction, slot], self._streams[direction])
-
     def mark(self, direction: Direction, slot: int) -> None:
         """See MoverDevice."""
         with _failing():
@@ -65,7 +58,6 @@ class CudaMoverDevice:
     def wait(self, direction: Direction, slot: int) -> None:
         """See MoverDevice."""
         with _failing():
-            self._context.wait_event(self._near[direction, slot])
             self._context.wait_event(self._events[direction, slot])
 
 

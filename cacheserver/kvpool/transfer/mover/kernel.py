@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel in CUDA C++ through CuPy, for the mover's mapped mode: the twin of ``kernels.move``, over the same table."""
+"""The kernel in CUDA C++ through CuPy, for the mover's mapped mode: ``kernels.move`` again, over the same table."""
 
 from collections.abc import Sequence
 from typing import Any, Final

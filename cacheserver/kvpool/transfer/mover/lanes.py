@@ -5,18 +5,15 @@ import queue
 import threading
 from collections.abc import Callable
 from time import monotonic
-from typing import Final
 
 from kvpool.transfer.mover.grants import Copies, Grants, NotGrantedError
 from kvpool.transfer.mover.memory import Memory, UnknownMemoryError
 from kvpool.transfer.mover.messages import Direction, FromClient, Move, Moved, Ring
+from kvpool.transfer.mover.pace import Pace
 from kvpool.transfer.mover.ports import DeviceFailedError, MoverDevice
 from kvpool.transfer.pipe import Pipe, PipeClosedError
 
 __all__ = ["MoverLane", "Rig"]
-
-_REST_BYTES: Final = 12 << 20
-"""A waiting thread sleeps until this much is left: 0.2 ms on the link, more than it takes to wake up."""
 
 
 class Rig:
@@ -57,10 +54,7 @@ class MoverLane:
         waiter.start()
         self._rig.device.use()
         try:
-            while True:
-                move = self._pipe.receive()
-                if not isinstance(move, Move):
-                    raise PipeClosedError("a second Join")
+            while isinstance(move := self._pipe.receive(), Move):
                 self._take(move)
         except PipeClosedError:
             pass  # the client ended or left; the server learns that by itself
@@ -79,17 +73,14 @@ class MoverLane:
         except NotGrantedError as e:
             self._answer(move, str(e))
             return
-        began_s = monotonic()
-        body, rest = _without_rest(copies)
+        queued_s = monotonic()
         try:
-            self._queue(body, move.slot)
-            rig.device.nearly(self._direction, move.slot)
-            self._queue(rest, move.slot)
+            self._queue(copies, move.slot)
             rig.device.mark(self._direction, move.slot)
         except (DeviceFailedError, UnknownMemoryError) as e:
             rig.broken(str(e))
             raise
-        self._queued.put((move, began_s))
+        self._queued.put((move, queued_s))
 
     def _queue(self, copies: Copies, slot: int) -> None:
         start = self._rig.ring.offset(self._direction, slot)
@@ -99,15 +90,21 @@ class MoverLane:
 
     def _report(self) -> None:
         self._rig.device.use()
+        pace, pause = Pace(), threading.Event()
         while (item := self._queued.get()) is not None:
-            move, began_s = item
+            move, queued_s = item
+            length = move.length * len(move.chunks)
+            if sleep_s := pace.sleep_s(length, queued_s, monotonic()):
+                pause.wait(sleep_s)
             try:
                 self._rig.device.wait(self._direction, move.slot)
             except DeviceFailedError as e:
                 self._rig.broken(str(e))
                 raise
-            total = self._rig.grants.end(move.grant, move.length * len(move.chunks))
-            self._answer(move, "", monotonic() - began_s)
+            now_s = monotonic()
+            pace.ended(length, queued_s, now_s)
+            total = self._rig.grants.end(move.grant, length)
+            self._answer(move, "", now_s - queued_s)
             if total is not None:
                 self._rig.revoked(move.grant, total)
 
@@ -116,16 +113,3 @@ class MoverLane:
             self._pipe.send(Moved(turn=move.turn, error=error, copy_s=copy_s))
         except PipeClosedError:
             return  # nobody is left to be told; the copies were made all the same
-
-
-def _without_rest(copies: Copies) -> tuple[Copies, Copies]:
-    """Cut the end off a move's copies; short ones are all end."""
-    left, body, rest = _REST_BYTES, list(copies), list[tuple[int, int, int, int]]()
-    while body and left > 0:
-        memory, offset, within, length = body.pop()
-        tail = min(length, left)
-        rest.insert(0, (memory, offset + length - tail, within + length - tail, tail))
-        if length > tail:
-            body.append((memory, offset, within, length - tail))
-        left -= tail
-    return body, rest

@@ -31,7 +31,7 @@ class _Segment:
 class Memory:
     """Segments by the number of their memory.
 
-    ``add`` from one thread, ``address`` from any, ``register_next`` from the background.
+    ``add`` and ``forget`` from one thread, ``address`` from any, ``register_next`` from the background.
     """
 
     def __init__(self, device: MoverDevice) -> None:
@@ -47,6 +47,22 @@ class Memory:
         mapping.madvise(_MADV_DONTFORK)
         address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
         self._segments[memory] = _Segment(mapping, address, length)
+
+    def forget(self, memory: int) -> None:
+        """Let go of a segment that no copy uses. The thread of ``add``.
+
+        Raises:
+            DeviceFailedError: the device does not.
+        """
+        segment = self._segments.pop(memory, None)
+        if segment is None:
+            return
+        with segment.lock:
+            if segment.registered:
+                self._device.unregister(segment.address)
+            # The background may have this segment in hand; it must not register it now.
+            segment.registered = True
+            segment.mapping.close()
 
     def address(self, memory: int, offset: int, length: int) -> int:
         """Return where a part lies in this process, ready for copies; registers the segment if that is not done yet.

@@ -14,6 +14,7 @@ from kvpool.transfer.cuda import HANDLE_BYTES, UUID_BYTES
 __all__ = [
     "Broken",
     "Direction",
+    "Forget",
     "FromClient",
     "FromMover",
     "FromServer",
@@ -87,6 +88,12 @@ class Segment(Struct, frozen=True, kw_only=True, tag="segment"):
     """Its number, as in ``PLACEMENT``; it never stands for other memory."""
 
     length: Annotated[int, Meta(ge=1)]
+
+
+class Forget(Struct, frozen=True, kw_only=True, tag="forget"):
+    """Give memory of the arena back. No grant that is not revoked has chunks in it."""
+
+    memory: Count
 
 
 class Grant(Struct, frozen=True, kw_only=True, tag="grant"):
@@ -173,7 +180,7 @@ class Moved(Struct, frozen=True, kw_only=True, tag="moved"):
     """From queueing the copies to their end."""
 
 
-FromServer = Start | Segment | Grant | Revoke
+FromServer = Start | Segment | Forget | Grant | Revoke
 FromMover = Ready | Revoked | Broken
 FromClient = Join | Move
 ToClient = Joined | Moved

@@ -31,9 +31,6 @@ class MoverDevice(Protocol):
     def copy(self, direction: Direction, ring_offset: int, address: int, length: int) -> None:
         """Queue a copy between the ring and registered host memory."""
 
-    def nearly(self, direction: Direction, slot: int) -> None:
-        """Remember for *slot* that little is left to be queued: ``wait`` may sleep until here, and then must not."""
-
     def mark(self, direction: Direction, slot: int) -> None:
         """Remember for *slot* what has been queued in this direction so far."""
 

@@ -14,14 +14,14 @@ import socket
 import threading
 from collections.abc import Callable
 from time import monotonic
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeGuard
 
 from kvpool.transfer.mover.grants import Grants
 from kvpool.transfer.mover.lanes import MoverLane, Rig
 from kvpool.transfer.mover.memory import Memory
 from kvpool.transfer.mover.messages import (
     Broken,
-    Direction,
+    Forget,
     FromClient,
     FromServer,
     Grant,
@@ -91,6 +91,8 @@ class MoverProcess:
             case Segment():
                 memory.add(message.memory, self._pipe.take_descriptor(), message.length)
                 self._wanted.release()
+            case Forget():
+                memory.forget(message.memory)
             case Grant():
                 self._grants.add(message)
             case Revoke():
@@ -120,15 +122,14 @@ class MoverProcess:
         pipe: Pipe[FromClient] = Pipe(connection, FromClient)
         try:
             join = pipe.receive(monotonic() + _JOIN_S)
-            if not isinstance(join, Join) or not hmac.compare_digest(join.secret, start.secret):
-                raise PipeClosedError("not this mover's client")
-            if join.generation != start.ring.generation:
-                raise PipeClosedError("another ring's client")
+            if not _is_admitted(join, start):
+                pipe.close()
+                return
             pipe.send(Joined())
         except (PipeClosedError, TimeoutError):
             pipe.close()
             return
-        MoverLane(rig, pipe, Direction(join.direction)).run()
+        MoverLane(rig, pipe, join.direction).run()
 
     def _thread(self, target: Callable[..., None], *arguments: Any) -> None:
         def guarded() -> None:
@@ -145,6 +146,15 @@ class MoverProcess:
             self._pipe.send(Broken(detail=detail))
         finally:
             os._exit(_EXIT)
+
+
+def _is_admitted(join: FromClient, start: Start) -> TypeGuard[Join]:
+    """Tell this ring's client from anybody else, and from its own former self."""
+    return (
+        isinstance(join, Join)
+        and hmac.compare_digest(join.secret, start.secret)
+        and join.generation == start.ring.generation
+    )
 
 
 def _listen(where: str) -> tuple[socket.socket, str]:

@@ -18,7 +18,18 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kvpool.transfer.mover.messages import Broken, Direction, FromMover, Grant, Ready, Revoke, Revoked, Segment, Start
+from kvpool.transfer.mover.messages import (
+    Broken,
+    Direction,
+    Forget,
+    FromMover,
+    Grant,
+    Ready,
+    Revoke,
+    Revoked,
+    Segment,
+    Start,
+)
 from kvpool.transfer.pipe import Frames, PipeClosedError, frame
 
 __all__ = ["MOVER_COMMAND", "Mover", "MoverLimits", "MoverState"]
@@ -103,6 +114,10 @@ class Mover:
     def give_segment(self, memory: int, descriptor: int, length: int) -> None:
         """Hand out memory of the arena by its number; the descriptor becomes the mover's."""
         self._put(Segment(memory=memory, length=length), descriptor)
+
+    def take_segment(self, memory: int) -> None:
+        """Take memory of the arena back, after every grant with chunks in it has ended."""
+        self._put(Forget(memory=memory))
 
     def grant(self, grant: bytes, direction: Direction, rows: NDArray[np.void]) -> None:
         """Let the client move these chunks; rows with disposition 0 are left out."""
