@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ring with a mover process whose device is a file: real messages, real bytes, real deaths."""
 
+import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -256,6 +258,37 @@ def test_a_killed_mover_is_noticed_at_once(tmp_path: Path) -> None:
         rig.until(lambda: rig.mover.state is MoverState.REAPED)
         assert rig.mover.reason == "upgrade"
         ring.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_mover_that_dies_or_stops_at_any_time_leaves_whole_chunks_or_none(
+    tmp_path: Path, seed: int, sign: signal.Signals
+) -> None:
+    """What a job reports as moved is there; what it does not may be anything, and no kernel runs after its end."""
+    engine = device(tmp_path, slot_bytes=CHUNK)
+    with MoverRig(tmp_path, engine.ring) as rig:
+        ring = rig.ready().join(engine)
+        rig.grant(b"g", Direction.STORE, places(12), CHUNK)
+        thread = threading.Timer(0.002 * seed, lambda: os.kill(rig.mover.pid, sign))
+        thread.start()
+
+        def store_and_check() -> None:
+            rig.regions[0].write_bytes(b"\xdd" * (1 << 20))
+            assert ring.store(job(12), time.monotonic() + 0.5) == frozenset()
+            for number, (region, offset) in enumerate(places(12)):
+                assert rig.bytes_at(region, offset, CHUNK) == expected(engine, job(12).ids[number])
+
+        with pytest.raises(RingRetiredError):
+            for _ in iter(store_and_check, ring):
+                pass
+
+        ring.close()
+        launches = engine.launches
+        rig.mover.kill("the test says so")
+        rig.until(lambda: rig.mover.state is MoverState.REAPED)
+        thread.join()
+        assert engine.launches == launches
 
 
 def test_only_the_secret_and_the_rings_number_join(tmp_path: Path) -> None:
