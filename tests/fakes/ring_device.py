@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A device whose memory is a file: the engine and a mover process map it, kernels are the NumPy twins."""
 
+import atexit
 import ctypes
 import mmap
 import os
@@ -31,7 +32,8 @@ def make_ring(path: Path, slots: int, slot_bytes: int, generation: int = 0) -> R
     """A ring's file, filled with what no test stores."""
     path.write_bytes(b"\xee" * (2 * slots * slot_bytes))
     link = Path(tempfile.gettempdir()) / f"kvpool-ring-{os.urandom(4).hex()}"
-    link.symlink_to(path)  # a handle is short; the mover removes it
+    link.symlink_to(path)  # a handle is short; the mover removes it, if it comes to that
+    atexit.register(link.unlink, missing_ok=True)
     handle = str(link).encode().ljust(64, b"\0")
     return Ring(device=UUID, handle=handle, slot_bytes=slot_bytes, slots=slots, generation=generation)
 
