@@ -88,6 +88,7 @@ def main() -> None:
     print(json.dumps("ready"), file=ANSWERS)
     for line in sys.stdin:
         print(json.dumps(answer(llm, json.loads(line))), file=ANSWERS)
+    llm.llm_engine.engine_core.shutdown()
 
 
 if __name__ == "__main__":

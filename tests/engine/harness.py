@@ -70,8 +70,9 @@ class Group:
             os.killpg(self.process.pid, number)
 
     def end(self, first: int = signal.SIGTERM) -> None:
-        """End all of the group, in the end by force."""
-        self.send_signal(first)
+        """Ask the first process to end and its helpers with it; in the end, end all of the group by force."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, first)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(STOP_S)
         self.send_signal(signal.SIGKILL)
@@ -262,6 +263,13 @@ class Engine:
         return self._group.log.read_text(errors="replace")
 
     def close(self) -> None:
+        """Let it end as an engine does whose program is over, if it can."""
+        stdin = self._group.process.stdin
+        assert stdin is not None
+        with contextlib.suppress(OSError):
+            stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._group.process.wait(STOP_S)
         self._group.end()
 
     def _ask(self, command: dict) -> object:
