@@ -194,12 +194,14 @@ class Keeper:
             session.descriptors.close()
 
     def _say_goodbye(self, session: Session) -> None:
-        """Unregister, which says that no copy can write any more, and so only if that is true; bounded."""
+        """Unregister, which says that nothing is mapped or written any more, and so only if that is true; bounded."""
         self._gate.shut()
         ends_s = monotonic() + self._goodbye_s
         while not self._gate.idle() and monotonic() < ends_s:
             self._door.wait((), ends_s - monotonic())
         if self._gate.idle() and session.registered is not None:
+            if self.segments is not None:
+                self.segments.drop()
             try:
                 session.unregister(ends_s)
             except CacheError as e:

@@ -164,8 +164,8 @@ class Clients:
         """True if a client that is not proven dead may have mapped a region."""
         return any(region in regions for regions in self._grants.values())
 
-    def proven_dead(self, client_id: bytes) -> None:
-        """Learn that a client's process is gone, and its mappings with it."""
+    def unmapped(self, client_id: bytes) -> None:
+        """Learn that nothing is mapped any more: its process is gone, or it says so. Writers are asked for besides."""
         self._grants.pop(client_id, None)
 
 

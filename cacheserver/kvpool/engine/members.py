@@ -32,7 +32,8 @@ class Members:
         if self._core.clients.check_tenant(client_id, tenant):
             self._releases.leave(client_id)
         self._core.clients.add(client_id, kind, role, tenant, label, now_s)
-        # It waited for its copies before it said Hello, also for those that a former server let it begin.
+        # It waited for its copies and dropped its mappings before it said Hello, also those of a former server.
+        self._core.clients.unmapped(client_id)
         self._releases.writes_over(client_id, tenant)
         self._lookups.arrivals()
 
@@ -50,9 +51,10 @@ class Members:
         self._lookups.arrivals()
 
     def unregister(self, client_id: bytes) -> bool:
-        """End a client that says that its writes are over."""
+        """End a client that says that its writes are over and its mappings gone."""
         known = self._releases.leave(client_id)
         if known:
+            self._core.clients.unmapped(client_id)
             self._releases.writes_over(client_id)
         self._lookups.arrivals()
         return known
@@ -66,7 +68,7 @@ class Members:
 
     def proven_dead(self, client_id: bytes) -> None:
         """Free all that only a client's process could still touch."""
-        self._core.clients.proven_dead(client_id)
+        self._core.clients.unmapped(client_id)
         self._releases.writes_over(client_id)
         self._lookups.arrivals()
 

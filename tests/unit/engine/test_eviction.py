@@ -145,6 +145,22 @@ def test_a_region_goes_to_another_tenant_only_when_nobody_can_reach_it(arena: Me
     assert eng.region_access(two.client_id, 0) is Access.NONE
 
 
+@pytest.mark.parametrize("word", ["unregister", "hello"])
+def test_a_client_that_lives_on_gives_its_regions_back_by_its_word(arena: MemoryArena, word: str) -> None:
+    """A process may end one session after another; what only its former sessions mapped must not stay its tenant's."""
+    eng = engine(arena)
+    one, two = FakeClient(eng, arena, tenant="one").join(), FakeClient(eng, arena, tenant="two").join()
+    one.store(digests(*range(64)))
+    assert [eng.region_access(one.client_id, r) for r in range(4)] == [Access.WRITE] * 4
+
+    if word == "unregister":
+        eng.unregister(one.client_id, 0.0)
+    else:
+        one.join()
+
+    assert two.store(digests(0)) == [STORED]
+
+
 def test_memory_that_is_less_than_promised_is_no_error(eng: Engine, arena: MemoryArena, client: FakeClient) -> None:
     client.store(digests(*range(16)))
     arena.full = True
