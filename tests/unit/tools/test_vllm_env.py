@@ -16,7 +16,7 @@ TOOL = Path(__file__).resolve().parents[3] / "tools" / "vllm_env.py"
 FAKE_UV = """#!/bin/sh
 echo "$@" >> "{log}"
 [ -e "{fail}" ] && [ "$1" = pip ] && exit 3
-if [ "$1" = venv ]; then for last; do :; done; mkdir -p "$last/bin"; : > "$last/bin/python"; fi
+if [ "$1" = venv ]; then for last; do :; done; mkdir -p "$last/bin"; ln -s /bin/true "$last/bin/python"; fi
 echo progress
 """
 
