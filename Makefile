@@ -57,6 +57,7 @@ types: setup
 
 imports: setup
 	$(VENV)/bin/lint-imports .importlinter --no-cache --no-logo
+	$(VENV)/bin/lint-imports .importlinter-operator --no-cache --no-logo
 
 .PHONY: generated
 generated: setup
