@@ -8,7 +8,8 @@ any number of MapRegion; each request has exactly one reply, in order. A Region 
 process that made it tell the server when the client died.
 """
 
-from typing import Annotated, Final
+from collections.abc import Callable
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -72,6 +73,8 @@ class Region(Struct, frozen=True, kw_only=True, tag="region"):
 AnyDescriptorRequest = Attach | MapRegion
 AnyDescriptorReply = Granted | Region | Failed
 
+M = TypeVar("M")
+
 _encode = msgspec.msgpack.Encoder().encode
 _request = msgspec.msgpack.Decoder(AnyDescriptorRequest).decode
 _reply = msgspec.msgpack.Decoder(AnyDescriptorReply).decode
@@ -89,30 +92,22 @@ def take_request(buffer: bytearray) -> AnyDescriptorRequest | None:
     Raises:
         Malformed: it does not decode or is too long; the connection cannot be used any more.
     """
-    body = _take(buffer)
-    if body is None:
-        return None
-    try:
-        request: AnyDescriptorRequest = _request(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, OverflowError, RecursionError) as e:
-        raise Malformed(f"descriptor request: {e}") from e
-    return request
+    return _taken(buffer, _request)
 
 
 def take_reply(buffer: bytearray) -> AnyDescriptorReply | None:
-    """Remove the first reply from *buffer*; None if it is not complete yet.
+    """As ``take_request``, for replies."""
+    return _taken(buffer, _reply)
 
-    Raises:
-        Malformed: it does not decode or is too long; the connection cannot be used any more.
-    """
+
+def _taken(buffer: bytearray, decode: Callable[[bytes], M]) -> M | None:
     body = _take(buffer)
     if body is None:
         return None
     try:
-        reply: AnyDescriptorReply = _reply(body)
+        return decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, OverflowError, RecursionError) as e:
-        raise Malformed(f"descriptor reply: {e}") from e
-    return reply
+        raise Malformed(f"descriptor message: {e}") from e
 
 
 def _take(buffer: bytearray) -> bytes | None:
