@@ -187,7 +187,7 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(operations=OPERATIONS)
 def test_any_order_of_calls_is_what_the_next_arena_finds(
     factory: Factory, operations: list[tuple[str, list[int]]]

@@ -13,7 +13,7 @@ BEHAVIOURS = ("R033", "R093", "R103", "R105", "R131", "D001", "D054", "D055", "D
 
 @pytest.mark.behaviour(*BEHAVIOURS)
 @pytest.mark.parametrize("depth", [1, 2])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32 - 1), failure_rate=st.sampled_from([0.0, 0.1, 0.9]), blocks=st.integers(20, 40))
 def test_nothing_wrong_is_read_stored_or_held(depth: int, seed: int, failure_rate: float, blocks: int) -> None:
     engine = EngineModel(seed, depth=depth, failure_rate=failure_rate, blocks=blocks)

@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvpool.index.leases import Leases
@@ -28,7 +28,6 @@ class Lease:
     began_s: float
 
 
-@settings(deadline=None)
 @given(STEPS)
 def test_leases_are_found_by_id_by_client_and_by_deadline(steps: list[tuple[str, bytes, bytes, int]]) -> None:
     leases: Leases[Lease] = Leases()

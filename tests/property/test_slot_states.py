@@ -4,7 +4,7 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvpool.index.phases import IllegalMove, Op, Phase
@@ -62,7 +62,6 @@ def apply(table: SlotTable, op: Op, slot: int) -> None:
         table.take(op, at, 1, [b"key"])
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(Op), st.integers(0, 2)), max_size=60))
 def test_the_table_agrees_with_the_meaning_of_each_move(moves: list[tuple[Op, int]]) -> None:
     table, entries = SlotTable(3), [Entry()] * 3
@@ -79,7 +78,6 @@ def test_the_table_agrees_with_the_meaning_of_each_move(moves: list[tuple[Op, in
         assert table.pins.tolist() == [e.readers for e in entries]
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(Op), max_size=60))
 def test_a_slot_is_never_taken_anew_while_anybody_holds_it(ops: list[Op]) -> None:
     table, writing, pins = SlotTable(1), False, 0

@@ -243,7 +243,7 @@ def servers(draw):
     return script, draw(st.sampled_from([None, None, None, "die", "restart"])), draw(st.integers(0, 25))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.lists(servers(), min_size=1, max_size=8))
 def test_the_result_is_the_minimum_and_no_pin_is_left(scripts) -> None:
     bench = Bench(*(ScriptedLink(**script) for script, _, _ in scripts))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvpool.index.deadlines import Deadlines
@@ -14,7 +14,6 @@ STEPS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(STEPS)
 def test_behaves_as_a_dictionary_of_due_times(steps: list[tuple[str, int, int]]) -> None:
     deadlines: Deadlines[int] = Deadlines()

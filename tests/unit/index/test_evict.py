@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvpool.index.evict import Evictor, _lowest
@@ -13,7 +13,6 @@ from kvpool.index.slots import SlotTable
 CLS = SlotClass(1, "t")
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 50), min_size=2, max_size=200), st.data())
 def test_what_is_left_out_is_never_lower(values: list[int], data: st.DataObject) -> None:
     about = data.draw(st.integers(1, len(values) - 1))

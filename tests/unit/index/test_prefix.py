@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvpool.index.prefix import longest, needed, pin_costs, restorable
@@ -12,7 +12,6 @@ TABLES = st.integers(1, 12).flatmap(
 )
 
 
-@settings(deadline=None)
 @given(TABLES)
 def test_a_length_is_restorable_if_and_only_if_each_table_has_what_it_needs(
     tables: list[tuple[list[bool], int]],
@@ -23,7 +22,6 @@ def test_a_length_is_restorable_if_and_only_if_each_table_has_what_it_needs(
         assert ok[length] == all(all(have[needed(length, reach)]) for have, reach in tables)
 
 
-@settings(deadline=None)
 @given(TABLES)
 def test_costs_are_the_sum_over_what_is_needed(tables: list[tuple[list[bool], int]]) -> None:
     new = [np.where(have, 0, 7 + at).astype(np.int64) for at, (have, _) in enumerate(tables)]

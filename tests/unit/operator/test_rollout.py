@@ -159,7 +159,7 @@ def test_nodes_out_of_sight_are_skipped_and_named() -> None:
 nodes = st.integers(1, 12).map(lambda n: [f"n{i:02}" for i in range(n)])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(nodes, st.integers(1, 4), st.integers(0, 3), st.data())
 def test_a_good_change_reaches_every_server_in_sight_within_the_budget(
     names: list[str], budget: int, canary: int, data: st.DataObject
@@ -182,7 +182,7 @@ def test_a_good_change_reaches_every_server_in_sight_within_the_budget(
     assert State.STOPPED not in states
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(nodes, st.integers(1, 4), st.integers(1, 3))
 def test_two_bad_changes_in_a_row_hit_the_same_few_servers(names: list[str], budget: int, canary: int) -> None:
     world = World(names, bad={"r1", "r2"})
@@ -200,7 +200,7 @@ def test_two_bad_changes_in_a_row_hit_the_same_few_servers(names: list[str], bud
     assert world.revisions() == {"r0"}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(2, 5), st.integers(1, 3))
 def test_engines_over_several_nodes_are_cold_once(engines: int, size: int) -> None:
     names = [f"e{e}-{i}" for e in range(engines) for i in range(size)]
