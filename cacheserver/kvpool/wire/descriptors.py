@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from kvpool.model.errors import Malformed
-from kvpool.wire.messages import Count, Failed, Id128
+from kvpool.wire.basics import Count, Failed, Id128
 
 __all__ = [
     "MAX_BYTES",
