@@ -13,6 +13,7 @@ from tools import behaviours, chart, configuration
 from kvpool.cli import docs as cli_docs
 from kvpool.metrics import generate as metrics_docs
 from kvpool_operator import crd
+from kvpool_operator import metrics as operator_metrics
 
 __all__ = ["PAGES", "Page", "main"]
 
@@ -33,6 +34,7 @@ class Page:
 
 PAGES = (
     Page(REFERENCE / "metrics.md", metrics_docs.reference),
+    Page(REFERENCE / "operator-metrics.md", operator_metrics.reference),
     Page(REFERENCE / "configuration.md", configuration.render),
     Page(REFERENCE / "cli.md", cli_docs.render),
     Page(ROOT / "crds" / "kvcachepools.yaml", crd.render),

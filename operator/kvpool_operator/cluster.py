@@ -6,9 +6,10 @@ The only door to the official client. Everything here runs on one event loop.
 
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from urllib.parse import quote, urlencode
 
 import aiohttp
@@ -31,6 +32,7 @@ __all__ = [
     "STATUS_MANAGER",
     "Cluster",
     "Kind",
+    "Listener",
 ]
 
 CHILD_MANAGER: Final = "kvpool-operator"
@@ -83,11 +85,23 @@ CHILDREN: Final = {
 """Kinds of which a pool owns objects that are applied; its Secret is only ever created."""
 
 
-class Cluster:
-    """One connection to an API server."""
+class Listener(Protocol):
+    """Is told of each call that ended."""
 
-    def __init__(self, api: ApiClient) -> None:
+    def __call__(self, method: str, resource: str, status: int | None, seconds: float, *, trial: bool) -> None:
+        """*resource* is the kind's plural, *status* None if no answer came, *trial* a call that changes nothing."""
+
+
+def _silent(_method: str, _resource: str, _status: int | None, _seconds: float, *, trial: bool) -> None:
+    """Nobody listens."""
+
+
+class Cluster:
+    """One connection to an API server; *listener* is told of each call."""
+
+    def __init__(self, api: ApiClient, listener: Listener = _silent) -> None:
         self._api = api
+        self._listener = listener
 
     async def apply(self, body: Mapping[str, Any], *, manager: str = CHILD_MANAGER, dry_run: bool = False) -> Any:
         """Apply *body*, one of a pool's children, and take over its fields; returns the stored object.
@@ -237,6 +251,7 @@ class Cluster:
         body: Mapping[str, Any] | None = None,
     ) -> str:
         call = f"{method} {path}"
+        begun_s, status = time.monotonic(), None
         try:
             _, url, signed, _, _ = await self._api.param_serialize(
                 method, path, header_params=headers, auth_settings=["BearerToken"]
@@ -244,14 +259,27 @@ class Cluster:
             url += f"?{urlencode(query)}" if query else ""
             rest: Any = self._api.rest_client
             answer = await rest.request(method, url, headers=signed, body=body, _request_timeout=_REQUEST_S)
+            status = answer.status
             data: bytes = await answer.read()
         except (TimeoutError, aiohttp.ClientError, OSError) as e:
             raise Busy(f"{call}: {type(e).__name__}: {e}") from e
         except ApiException as e:
+            status = e.status
             raise _ours(call, e.status, e.body, e.headers) from e
-        if not 200 <= answer.status <= 299:  # noqa: PLR2004 - the statuses that mean success
-            raise _ours(call, answer.status, data, answer.headers)
+        finally:
+            self._listener(method, _resource(path), status, time.monotonic() - begun_s, trial="dryRun" in query)
+        if not 200 <= status <= 299:  # noqa: PLR2004 - the statuses that mean success
+            raise _ours(call, status, data, answer.headers)
         return data.decode()
+
+
+def _resource(path: str) -> str:
+    """Plural of the kind that *path* is about; empty for what is no object."""
+    root, *rest = path.strip("/").split("/")
+    parts = {"api": rest[1:], "apis": rest[2:]}.get(root, [])
+    if parts[:1] == ["namespaces"] and len(parts) > 2:  # noqa: PLR2004 - a namespace, and something in it
+        parts = parts[2:]
+    return parts[0] if parts else ""
 
 
 _BY_STATUS: Final[dict[int, type[OperatorError]]] = {

@@ -12,15 +12,15 @@ import time
 from typing import Any
 
 import aiohttp
-from aiohttp import web
 from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 
-from kvpool_operator import handlers, observe
+from kvpool_operator import face, handlers, observe
 from kvpool_operator.cluster import POOLS, Cluster
 from kvpool_operator.errors import OperatorError
 from kvpool_operator.events import Poster
 from kvpool_operator.lease import Lease
+from kvpool_operator.metrics import READY, Metrics
 from kvpool_operator.observed import ServerPod, ServerStats
 from kvpool_operator.queue import Queue, Schedule
 from kvpool_operator.reconcile import Key, Reconciler
@@ -45,7 +45,8 @@ class Controller:
     def __init__(self, api: ApiClient, session: aiohttp.ClientSession, settings: Settings) -> None:
         self._settings = settings
         self._session = session
-        self._cluster = Cluster(api)
+        self.metrics = Metrics()
+        self._cluster = Cluster(api, self.metrics.called)
         surroundings = Surroundings(self._cluster, settings, time.monotonic)
         self.reconciler = Reconciler(
             self._cluster,
@@ -56,6 +57,7 @@ class Controller:
             _now,
             self._report,
             Poster(self._cluster, settings.identity, _now),
+            self._passed,
         )
         schedule: Schedule[Key] = Schedule(gap_s=_GAP_S, parallel=settings.parallel, jitter=random.random)
         self.queue: Queue[Key] = Queue(schedule, self.reconciler, time.monotonic)
@@ -85,7 +87,7 @@ class Controller:
         try:
             async with asyncio.TaskGroup() as tasks:
                 leading = tasks.create_task(self._lead())
-                health = tasks.create_task(self._serve_health())
+                health = tasks.create_task(face.serve(self._settings, self.healthy, self._exposition))
                 watching = tasks.create_task(self._watch())
                 await stopping.wait()
                 leading.cancel()
@@ -133,7 +135,12 @@ class Controller:
     async def _read_stats(self, port: int, pods: tuple[ServerPod, ...]) -> tuple[ServerStats, ...]:
         return await observe.read_stats(self._session, self._settings.stats_url, port, pods)
 
+    def _passed(self, result: str, seconds: float) -> None:
+        self.metrics.count("kvpool_operator_reconciles_total", result)
+        self.metrics.time("kvpool_operator_reconcile_seconds", seconds)
+
     def _again(self, error: BaseException) -> None:
+        self.metrics.count("kvpool_operator_watch_restarts_total")
         _log.warning("watches.failed", extra={"fields": {"error": repr(error)}})
         self.watcher.forget()
 
@@ -145,21 +152,19 @@ class Controller:
         stale = self.lease.held and time.monotonic() - self._resynced_s > 3 * self._settings.resync_s
         return not stale and not (self.lease.held and self.queue.oldest_wait_s() > _STUCK_S)
 
-    async def _serve_health(self) -> None:
-        async def answer(_: web.Request) -> web.Response:
-            good = self.healthy()
-            return web.Response(text="ok" if good else "stuck", status=200 if good else 503)
-
-        app = web.Application()
-        app.router.add_get("/healthz", answer)
-        app.router.add_get("/readyz", answer)
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, port=self._settings.health_port).start()
-            await asyncio.Event().wait()
-        finally:
-            await runner.cleanup()
+    def _exposition(self) -> bytes:
+        """All metrics, with what is true at this moment."""
+        metrics, fleet = self.metrics, self.reconciler.fleet()
+        known, due = self.queue.depth()
+        metrics.put("kvpool_operator_queue_known", known)
+        metrics.put("kvpool_operator_queue_due", due)
+        metrics.put("kvpool_operator_queue_oldest_wait_seconds", self.queue.oldest_wait_s())
+        metrics.put("kvpool_operator_leader", self.lease.held)
+        metrics.put("kvpool_operator_resync_age_seconds", time.monotonic() - self._resynced_s)
+        metrics.put("kvpool_operator_unwired_pods", fleet.unwired)
+        for ready in READY:
+            metrics.put("kvpool_operator_pools", fleet.pools.get(ready, 0), ready)
+        return metrics.exposition()
 
 
 class _JsonFormatter(logging.Formatter):

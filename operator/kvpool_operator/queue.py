@@ -104,6 +104,10 @@ class Schedule(Generic[K]):
         """How long the key that waits longest has been overdue; 0 if none is."""
         return max((now_s - e.asked_s for e in self._entries.values() if not e.running and _due(e, now_s)), default=0.0)
 
+    def due(self, now_s: float) -> int:
+        """How many keys wait for a free worker."""
+        return sum(not e.running and _due(e, now_s) for e in self._entries.values())
+
     def __len__(self) -> int:
         return len(self._entries)
 
@@ -141,6 +145,10 @@ class Queue(Generic[K]):
     def oldest_wait_s(self) -> float:
         """See `Schedule.oldest_wait_s`; what liveness is judged by."""
         return self._schedule.oldest_wait_s(self._clock())
+
+    def depth(self) -> tuple[int, int]:
+        """How many keys are known, and how many of them wait for a free worker."""
+        return len(self._schedule), self._schedule.due(self._clock())
 
     async def run(self) -> None:
         """Work until cancelled; passes under way are then cancelled, too."""

@@ -2,7 +2,8 @@
 """One pass over one pool: live pool, desired objects, apply, observe, rollout, status."""
 
 import datetime as dt
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from kvpool_operator.spec import Condition, GpuMode, Pool, PoolStatus, Strategy,
 from kvpool_operator.status import Progress, status
 from kvpool_operator.surroundings import Surroundings
 
-__all__ = ["Key", "Reconciler", "StatsReader"]
+__all__ = ["Fleet", "Key", "Reconciler", "StatsReader"]
 
 Key = tuple[str, str]
 """Namespace and name of a pool."""
@@ -43,6 +44,18 @@ class _Memory:
     resynced_s: float = float("-inf")
     key_checked_s: float = float("-inf")
     server_key: str = ""
+    ready: str = "Unknown"
+    unwired: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """All pools together, as their last passes found them."""
+
+    pools: Mapping[str, int]
+    """How many, by what their condition Ready says."""
+    unwired: int
+    """Pods that opted in and are not wired."""
 
 
 @dataclass(slots=True)
@@ -59,42 +72,55 @@ class Reconciler:
     """Told of what a person may want to know."""
     announce: Callable[[Pool, Condition], Awaitable[None]] | None = None
     """Told of each condition that flipped."""
+    passed: Callable[[str, float], None] = lambda _result, _seconds: None
+    """Told how each pass ended (one of metrics.PASSES), and how long it took."""
     _applied: children.Applied = field(default_factory=children.Applied)
     _memories: dict[Key, _Memory] = field(default_factory=dict)
 
     async def __call__(self, key: Key) -> Outcome:
         """One pass; every failure becomes an outcome."""
+        begun_s = self.clock()
+        result, outcome = await self._guarded(key)
+        self.passed(result, self.clock() - begun_s)
+        return outcome
+
+    async def _guarded(self, key: Key) -> tuple[str, Outcome]:
         try:
             return await self._pass(key)
         except Absent as e:
             self.report("pool.waits", key, str(e))
-            return Outcome(failed=True)
+            return "failed", Outcome(failed=True)
         except Retryable as e:
             self.report("pool.retried", key, str(e))
-            return Outcome(failed=True, after_s=e.after_s)
+            return "retried", Outcome(failed=True, after_s=e.after_s)
         except OperatorError as e:
             self.report("pool.failed", key, str(e))
-            return Outcome(failed=True)
+            return "failed", Outcome(failed=True)
 
     def keys(self) -> list[Key]:
         """Pools that are remembered."""
         return list(self._memories)
 
-    async def _pass(self, key: Key) -> Outcome:
+    def fleet(self) -> Fleet:
+        """What the last passes over all pools found."""
+        known = self._memories.values()
+        return Fleet(Counter(m.ready for m in known), sum(m.unwired for m in known))
+
+    async def _pass(self, key: Key) -> tuple[str, Outcome]:
         try:
             body = await self.cluster.get(POOLS, *key)
         except Absent:
             body = None
         if body is None or "deletionTimestamp" in body["metadata"]:
             self._forget(key)
-            return Outcome(forget=True)
+            return "gone", Outcome(forget=True)
         try:
             pool = parse_pool(body)
         except InvalidPool as e:
-            return await self._refused(key, body, str(e))
+            return "invalid", await self._refused(key, body, str(e))
         return await self._work(pool, body)
 
-    async def _work(self, pool: Pool, body: dict[str, Any]) -> Outcome:
+    async def _work(self, pool: Pool, body: dict[str, Any]) -> tuple[str, Outcome]:
         memory_of = self._remember(pool)
         live = await children.find(self.cluster, pool)
         key = await self._key(pool, known_key(live.values()) or memory_of.server_key, memory_of)
@@ -108,7 +134,7 @@ class Reconciler:
         decision = decide(pool, seen, memory.startup_s(pool))
         await self._replace(pool, decision)
         written = await self._write_status(pool, body, seen, decision, memory_of)
-        return self._outcome(decision, seen, error=error, written=written)
+        return "failed" if error else "ok", self._outcome(decision, seen, error=error, written=written)
 
     def _remember(self, pool: Pool) -> _Memory:
         """What is known of this very pool; at each resync everything is applied anew."""
@@ -185,6 +211,8 @@ class Reconciler:
         """Write the status if it differs; False if it differs but was written too recently."""
         before = parse_status(body)
         made = status(pool, seen, _progress(pool, decision), before, _stamp(self.wall()))
+        memory_of.ready = next(c.status for c in made.conditions if c.type == "Ready")
+        memory_of.unwired = sum(not c.wired for c in seen.clients)
         if made == before:
             return True
         if self.clock() - memory_of.written_s < self.settings.status_gap_s:

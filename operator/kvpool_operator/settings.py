@@ -33,7 +33,10 @@ class Settings:
     parallel: int = 4
     """Pools worked on at a time."""
     lease_s: float = 15.0
+    http_host: str = "127.0.0.1"
+    """Address of probes and metrics; in a pod its own, which is where the kubelet and Prometheus come from."""
     health_port: int = 8080
+    """Port of probes and metrics."""
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Self:

@@ -173,6 +173,11 @@ def test_the_service_leads_to_the_operator_and_not_to_the_test(helm: Helm) -> No
     monitor = only(objects, "ServiceMonitor")
     assert monitor["spec"]["selector"]["matchLabels"].items() <= only(objects, "Service")["metadata"]["labels"].items()
     assert monitor["metadata"]["labels"]["release"] == "monitoring"
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint["port"] == port["name"], "it names the Service's port"
+    assert endpoint["path"] == "/metrics"
+    (host,) = (e for e in operator(objects)["env"] if e["name"] == f"{PREFIX}HTTP_HOST")
+    assert host["valueFrom"]["fieldRef"]["fieldPath"] == "status.podIP", "where kubelet and Prometheus knock"
 
 
 def test_the_priority_class_pushes_nobody_out_and_stays(helm: Helm) -> None:
