@@ -88,7 +88,7 @@ CHILDREN: Final = {
 class Listener(Protocol):
     """Is told of each call that ended."""
 
-    def __call__(self, method: str, resource: str, status: int | None, seconds: float, *, trial: bool) -> None:
+    def __call__(self, method: str, resource: str, status: int | None, seconds: float, /, *, trial: bool) -> None:
         """*resource* is the kind's plural, *status* None if no answer came, *trial* a call that changes nothing."""
 
 
