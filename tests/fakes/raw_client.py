@@ -15,7 +15,7 @@ from kvpool.wire.versions import VERSION_MAX, VERSION_MIN
 
 WAIT_MS = 5000
 NAMESPACE = Namespace(
-    model="tiny", model_fingerprint="f", dtype="bf16", kv_dtype="bf16", layout="l", hash_algorithm="blake3-chain-1"
+    model="tiny", model_fingerprint="f", dtype="bf16", kv_dtype="bf16", layout="l", hash_algorithm="blake3-chain-2"
 )
 
 

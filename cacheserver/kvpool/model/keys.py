@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What makes two chunks the same: the one key builder for lookup, store, load, free and tiers.
 
-A chunk's digest is 32 bytes. It covers every token before it through its parent, so equal digests mean equal prefixes.
+A chunk's digest is 32 bytes: keyed BLAKE3 of its tokens, the key being its parent's digest. So it covers every token
+before it, and equal digests mean equal prefixes. What else a chunk depends on is mixed into the key first.
 Clients make digests in one of two ways, and the way is part of the namespace (``Namespace.hash_algorithm``):
 
 * ``BLAKE3_CHAIN``: this module's chain over token ids;
@@ -34,10 +35,10 @@ __all__ = [
 ]
 
 DIGEST_BYTES: Final = 32
-KEY_VERSION: Final = b"kvpool.key.1"
-BLAKE3_CHAIN: Final = "blake3-chain-1"
+KEY_VERSION: Final = b"kvpool.key.2"
+BLAKE3_CHAIN: Final = "blake3-chain-2"
 
-_CHUNK: Final = KEY_VERSION + b".chunk"
+_EXTRA: Final = (KEY_VERSION + b".extra").decode()
 _ROOT: Final = KEY_VERSION + b".root"
 _SCOPE: Final = KEY_VERSION + b".scope"
 
@@ -82,16 +83,16 @@ def extend_digests(
     total = len(tokens) // chunk_tokens
     if rest or done > total:
         raise InvalidRange(f"{len(known)} bytes of known digests do not fit {total} chunks")
-    raw = np.ascontiguousarray(tokens, dtype="<u4").tobytes()
-    step = chunk_tokens * 4
+    rest_tokens = np.ascontiguousarray(tokens[done * chunk_tokens : total * chunk_tokens], dtype="<u4")
+    extras = dict(enumerate(extra_keys[done:]))
     parent = known[-DIGEST_BYTES:] if known else root
     out = [known]
-    for i in range(done, total):
-        extra = extra_keys[i] if i < len(extra_keys) else b""
-        # The extra's length stands before it, so that no pair (extra, tokens) can be read as another pair.
-        parent = blake3.blake3(
-            b"".join((_CHUNK, parent, len(extra).to_bytes(4, "little"), extra, raw[i * step : (i + 1) * step]))
-        ).digest()
+    # One call a chunk and nothing else: 512 of them are most of what a first lookup of 128k tokens costs.
+    for i, chunk in enumerate(rest_tokens.view(f"V{chunk_tokens * 4}").tolist()):
+        if extra := extras.get(i):
+            # Another mode of BLAKE3 than the chunks', so that no extra can be read as tokens.
+            parent = blake3.blake3(parent + extra, derive_key_context=_EXTRA).digest()
+        parent = blake3.blake3(chunk, key=parent).digest()
         out.append(parent)
     return b"".join(out)
 

@@ -118,7 +118,10 @@ def test_an_extra_key_cannot_be_mistaken_for_tokens() -> None:
     plain = chunk_digests(root, np.array([7, 8], dtype=np.uint32), 2)
     moved = chunk_digests(root, np.array([8], dtype=np.uint32), 1, (np.array([7], dtype="<u4").tobytes(),))
 
+    twice = digest_list(chunk_digests(root, np.array([7, 8], dtype=np.uint32), 1))
+
     assert plain != moved
+    assert twice[1] != moved
 
 
 @pytest.mark.behaviour("D038")
