@@ -184,7 +184,7 @@ class EngineModel:
         self.side = SchedulerSide(hits, role=Role.BOTH, block_tokens=BLOCK, store_generated=self.random.random() < 0.3)
         self.transfers = Transfers(self)
         self.worker = WorkerSide(
-            self.transfers, shard=0, writer=True, role=Role.BOTH, block_tokens=BLOCK, timeout_s=1.0
+            self.transfers, place=(0, 0), writer=True, role=Role.BOTH, block_tokens=BLOCK, timeout_s=1.0
         )
         self.now_s = 0.0
         self.numbers = {"loads": 0, "stores": 0, "preempted": 0, "failed": 0, "aborted_loads": 0}

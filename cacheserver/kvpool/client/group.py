@@ -19,7 +19,7 @@ from kvpool.client.scheduler import SchedulerAdapter
 from kvpool.client.state import LinkState
 from kvpool.config import ClientConfig
 
-__all__ = ["GroupScheduler", "Member", "scheduler_over"]
+__all__ = ["GroupScheduler", "Member", "lookup_id_of", "scheduler_over"]
 
 _MISS: Final = Answer(0)
 _UNKNOWN: Final = 1 << 31
@@ -34,7 +34,10 @@ class Member:
     label: str
     link: Link
     shards: tuple[int, ...]
-    """Those that the server's ranks hold."""
+    """Those that the server's ranks hold; other members may hold some of them, too."""
+
+    stage: int = 0
+    """Of the engine's pipeline: members of several stages may be at one server."""
 
 
 @dataclass(slots=True)
@@ -42,13 +45,21 @@ class _Asked:
     """One request's lookup."""
 
     lookup_id: bytes
-    """The same at all servers: ids are the client's, and so each worker presents it to its own server."""
+    """The same at all servers (``lookup_id_of``): ids are the client's, and each worker presents it to its own."""
 
     digests: bytes
     shards: tuple[int, ...]
     labels: tuple[str, ...]
     least: int
     """Smallest answer so far."""
+
+
+def lookup_id_of(lookup_id: bytes, stage: int) -> bytes:
+    """Return the id under which a lookup is known to the ranks of one pipeline stage.
+
+    Stages have namespaces of their own, and a server takes no id twice.
+    """
+    return lookup_id[:-2] + (int.from_bytes(lookup_id[-2:]) ^ stage).to_bytes(2)
 
 
 def scheduler_over(members: Sequence[Member], config: ClientConfig) -> "SchedulerAdapter | GroupScheduler":
@@ -63,13 +74,12 @@ class GroupScheduler:
         """Make it.
 
         Raises:
-            ValueError: a shard is held by two servers, or two of them have one label.
+            ValueError: two members have one label.
         """
         self._members = {member.label: member for member in members}
         self._adapters = {member.label: SchedulerAdapter(member.link, config) for member in members}
-        shards = [shard for member in members for shard in member.shards]
-        if len(set(shards)) != len(shards) or len(self._members) != len(members):
-            raise ValueError(f"{len(members)} servers named {list(self._members)} do not share out shards {shards}")
+        if len(self._members) != len(members):
+            raise ValueError(f"{len(members)} servers have the names {list(self._members)}")
         self._asked: dict[str, _Asked] = {}
         self._counts: Counter[str] = Counter()
 
@@ -89,7 +99,7 @@ class GroupScheduler:
             return
         lookup_id = os.urandom(16)
         for label, part in parts.items():
-            self._adapters[label].lookup(request_id, digests, part, lookup_id)
+            self._adapters[label].lookup(request_id, digests, part, lookup_id_of(lookup_id, self._members[label].stage))
         self._remember(request_id, _Asked(lookup_id, digests, shards, tuple(parts), _UNKNOWN))
 
     def answer(self, request_id: str) -> Answer | None:
@@ -152,9 +162,9 @@ class GroupScheduler:
         return tuple(shard for shard in member.shards if shard in shards)
 
     def _complete(self, parts: dict[str, tuple[int, ...]], shards: tuple[int, ...]) -> bool:
-        """True if somebody can be asked for every shard."""
+        """True if everybody who holds a part can be asked, for every shard."""
         healthy = all(self._members[label].link.state.healthy for label in parts)
-        return healthy and sum(map(len, parts.values())) == len(shards)
+        return healthy and {shard for part in parts.values() for shard in part} == set(shards)
 
     def _remember(self, request_id: str, asked: _Asked) -> None:
         self._asked[request_id] = asked

@@ -132,11 +132,11 @@ class KVPoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         _share_handlers()
         self._scheduler = self._worker = None
         if role is KVConnectorRole.SCHEDULER:
-            self._scheduler = SchedulerHalf(config, _machine())
+            self._scheduler = SchedulerHalf(config, config.node or _machine())
             if transfer.kv_load_failure_policy != "recompute":
                 log.warning("kvpool: set kv_load_failure_policy to recompute, or a failed load ends its request")
         else:
-            self._worker = WorkerHalf(config, _machine())
+            self._worker = WorkerHalf(config, config.node or _machine())
         self._plan = StepPlan()
 
     # --- class level -----------------------------------------------------------------------------------------------

@@ -151,7 +151,7 @@ class WorkerHalf(_Half):
     def _make_side(self, transfers: Transfers, facts: WorkerFacts, *, off: bool = False) -> WorkerSide:
         side = WorkerSide(
             transfers,
-            shard=facts.shard,
+            place=(facts.stage, facts.shard),
             writer=facts.writer,
             role=self._config.role,
             block_tokens=facts.block_tokens,
@@ -237,10 +237,10 @@ class SchedulerHalf(_Half):
             return
         facts = workers[0]
         assert facts.namespace is not None
-        links = {p.server: Attachment(replace(self._config, server=p.server), ClientKind.SCHEDULER) for p in placed}
+        links = {p.label: Attachment(replace(self._config, server=p.server), ClientKind.SCHEDULER) for p in placed}
         self.attachment = join(links)
         hits = Hits(
-            scheduler_over([Member(p.server, links[p.server].link, p.shards) for p in placed], self._config),
+            scheduler_over([Member(p.label, links[p.label].link, p.shards, p.stage) for p in placed], self._config),
             loads=self._config.role.loads,
             shards=tuple(range(facts.namespace.shard_count)),
             keys=lambda chunk_tokens: ChunkKeys(
@@ -257,7 +257,7 @@ class SchedulerHalf(_Half):
             store_generated=self._config.store_generated,
         )
         for place in placed:
-            links[place.server].begin(facts, place.shards)
+            links[place.label].begin(place.facts, place.shards)
         self.attachment.wait_verdict(self._config.connect_s)
 
     def _session(self) -> Session | None:
@@ -316,9 +316,11 @@ def describe_worker(engine: EngineFacts, planes: tuple[Any, ...], node: str, ser
         planes=planes,
         block_tokens=engine.block_tokens,
         hash_tokens=engine.hash_tokens,
-        shard=engine.shard,
-        readers=engine.readers,
-        writer=engine.writer,
+        stage=engine.strategy.stage,
+        stages=engine.strategy.pipeline,
+        shard=engine.strategy.shard,
+        readers=engine.strategy.readers,
+        writer=engine.strategy.writer,
         node=node,
         server=server,
     )
@@ -331,10 +333,17 @@ def _disagreement(workers: Sequence[WorkerFacts]) -> str:
     for facts in workers:
         if facts.refusal:
             return facts.refusal
+    stages = {facts.stage for facts in workers}
+    if stages != set(range(workers[0].stages)):
+        return f"{workers[0].stages} pipeline stages are expected, and {sorted(stages)} have a worker"
+    if len({facts.block_tokens for facts in workers}) > 1:
+        return "the ranks' caches differ in the tokens of a block"
+    return next(filter(None, (_stage_disagreement([f for f in workers if f.stage == s]) for s in sorted(stages))), "")
+
+
+def _stage_disagreement(workers: Sequence[WorkerFacts]) -> str:
     first = workers[0]
-    if any(
-        (f.namespace, f.planes, f.block_tokens) != (first.namespace, first.planes, first.block_tokens) for f in workers
-    ):
+    if any((f.namespace, f.planes) != (first.namespace, first.planes) for f in workers):
         return "the ranks' caches differ in layout or model"
     assert first.namespace is not None
     if {f.shard for f in workers} != set(range(first.namespace.shard_count)):

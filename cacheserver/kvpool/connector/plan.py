@@ -33,18 +33,22 @@ class WorkerFacts(msgspec.Struct, frozen=True, kw_only=True):
     hash_tokens: int = 0
     """Tokens that one of the engine's own block hashes covers; 0 if those cannot be used."""
 
+    stage: int = 0
+    """Pipeline stage: each has a namespace of its own."""
+
+    stages: int = 1
     shard: int = 0
     readers: int = 1
-    """Ranks that each load the same shard."""
+    """Ranks at the same server that each load the same shard."""
 
     writer: bool = True
-    """False on ranks that hold a copy of what another rank stores."""
+    """False on ranks that hold a copy of what another rank at the same server stores."""
 
     node: str = ""
     """Identity of the machine."""
 
     server: str = ""
-    """Address of its server. Ranks of one engine may use several servers, each shard one of them."""
+    """Address of its server. Ranks of one engine may use several servers."""
 
 
 class PlannedLoad(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

@@ -6,6 +6,7 @@ The map comes from where the workers really are, as they told in the handshake, 
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
@@ -29,34 +30,63 @@ class NotPlaced(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One server and the shards that its ranks hold."""
+    """One server and what its ranks of one pipeline stage hold."""
 
     server: str
     shards: tuple[int, ...]
+    stage: int
+    facts: WorkerFacts
+    """Of one of these ranks."""
+
+    label: str
+    """The server's address, and the stage where there are several."""
 
 
 def placements(workers: Sequence[WorkerFacts], node: str) -> tuple[Placement, ...]:
-    """Return the distinct servers of *workers* for a scheduler that runs on *node*, each shard at exactly one.
+    """Return the servers of *workers* with what is held there, for a scheduler that runs on *node*.
+
+    Ranks that hold the same shard may use several servers: each then keeps the shard, and a hit is one at all of them.
 
     Raises:
-        NotPlaced: a server cannot be reached from here, or ranks that share a shard use different servers.
+        NotPlaced: a server cannot be reached from here, or the ranks at one server do not fit each other.
     """
-    homes: dict[int, str] = {}
+    homes: dict[tuple[str, int], list[WorkerFacts]] = {}
     for facts in workers:
         if facts.node != node and facts.server.startswith(_LOCAL):
             raise NotPlaced(
                 f"shard {facts.shard} is at {facts.server} of another machine, which cannot be reached from this "
                 "machine; give its worker an address tcp://host:port"
             )
-        if homes.setdefault(facts.shard, facts.server) != facts.server:
-            raise NotPlaced(
-                f"ranks that share shard {facts.shard} use two servers, {homes[facts.shard]} and {facts.server}, which "
-                "this version does not support"
-            )
+        homes.setdefault((facts.server, facts.stage), []).append(facts)
+    for (server, _), ranks in homes.items():
+        _check_readers(server, ranks)
     return tuple(
-        Placement(server, tuple(sorted(shard for shard, home in homes.items() if home == server)))
-        for server in dict.fromkeys(homes.values())
+        Placement(
+            server,
+            tuple(sorted({facts.shard for facts in ranks})),
+            stage,
+            ranks[0],
+            f"{server} stage {stage}" if ranks[0].stages > 1 else server,
+        )
+        for (server, stage), ranks in homes.items()
     )
+
+
+def _check_readers(server: str, ranks: Sequence[WorkerFacts]) -> None:
+    """Each shard at a server has one writer, and as many readers as its ranks counted."""
+    readers = Counter(facts.shard for facts in ranks)
+    writers = Counter(facts.shard for facts in ranks if facts.writer)
+    for facts in ranks:
+        if writers[facts.shard] != 1 or readers[facts.shard] != facts.readers:
+            raise NotPlaced(
+                f"{readers[facts.shard]} ranks at {server} share shard {facts.shard}, {writers[facts.shard]} of them "
+                f"store it, and {facts.readers} were expected there: all ranks of a node must use one server"
+            )
+    if len({facts.readers for facts in ranks}) > 1:
+        raise NotPlaced(
+            f"the shards at {server} are shared by {sorted({facts.readers for facts in ranks})} ranks, and one number "
+            "for all is supported: give each node whole groups of the ranks that hold the same"
+        )
 
 
 def join(attachments: Mapping[str, Attachment]) -> "Attachment | Servers":
@@ -104,12 +134,12 @@ class Servers:
         return UncachedReason.CHUNK_TOKENS if self.session() is None else None
 
     def states(self) -> dict[str, LinkState]:
-        """Return how each server stands, by its address."""
-        return {server: attachment.link.state for server, attachment in self._attachments.items()}
+        """Return how each server stands, by its address (and stage, where there are several)."""
+        return {label: attachment.link.state for label, attachment in self._attachments.items()}
 
     def down(self) -> int:
         """Return how many servers cannot be used now."""
-        return sum(not state.healthy for state in self.states().values())
+        return len({a.link.config.server for a in self._attachments.values() if not a.link.state.healthy})
 
     def close(self, timeout_s: float) -> None:
         """Say goodbye to all servers at once; waits at most about *timeout_s*. Idempotent."""
@@ -124,10 +154,11 @@ class Servers:
 
     def _warn_of_doubles(self) -> None:
         """Say once if two addresses are one server: it answers no lookup id twice, so nothing would ever hit."""
-        boots = [(state.boot_id, server) for server, state in self.states().items() if state.healthy]
-        if not self._told and len({boot for boot, _ in boots}) < len(boots):
+        links = [attachment.link for attachment in self._attachments.values() if attachment.link.state.healthy]
+        servers = {link.config.server for link in links}
+        if not self._told and len({link.state.boot_id for link in links}) < len(servers):
             self._told = True
             log.warning(
                 "kvpool: some of %s are the same server, nothing will hit: give all its ranks one address",
-                ", ".join(server for _, server in boots),
+                ", ".join(sorted(servers)),
             )

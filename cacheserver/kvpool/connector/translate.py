@@ -16,6 +16,7 @@ import msgspec
 from kvpool.config import ClientConfig, ConfigError, decode_client
 from kvpool.connector.fingerprint import Unidentified, model_fingerprint
 from kvpool.connector.plan import WorkerFacts
+from kvpool.connector.strategy import NotParallel, ParallelStrategy
 from kvpool.model.identity import GroupKind, GroupSpec, Mode, Namespace, Role
 from kvpool.model.keys import BLAKE3_CHAIN, DIGEST_BYTES
 from kvpool.model.layout import PlaneSpec, layout_fingerprint
@@ -46,9 +47,7 @@ class EngineFacts:
 
     blocks: int
     layers: tuple[str, ...]
-    shard: int
-    readers: int
-    writer: bool
+    strategy: ParallelStrategy
 
 
 def client_config(extra: Mapping[str, Any], kv_role: str, environ: Mapping[str, str]) -> ClientConfig:
@@ -84,9 +83,9 @@ def engine_facts(vllm: Any, cache: Any, *, hash_tokens: int, fingerprints: Path 
     """
     group = _only_group(vllm, cache)
     _check_features(vllm)
-    algorithm, tp = vllm.cache_config.prefix_caching_hash_algo, vllm.parallel_config.tensor_parallel_size
+    strategy = _strategy(vllm.parallel_config, int(cache.kv_tp_replicas))
+    algorithm = vllm.cache_config.prefix_caching_hash_algo
     hash_tokens = hash_tokens if algorithm in _WIDE_HASHES else 0
-    rank, readers = vllm.parallel_config.rank % tp, int(cache.kv_tp_replicas)
     name = vllm.model_config.model
     return EngineFacts(
         namespace=Namespace(
@@ -96,17 +95,38 @@ def engine_facts(vllm: Any, cache: Any, *, hash_tokens: int, fingerprints: Path 
             kv_dtype=_plain(vllm.cache_config.cache_dtype),
             layout="",
             hash_algorithm=f"vllm-{algorithm}/{hash_tokens}" if hash_tokens else BLAKE3_CHAIN,
-            shard_count=tp // readers,
-            parallel=f"tp{tp}",
+            shard_count=strategy.shard_count,
+            parallel=strategy.text,
         ),
-        block_tokens=group.kv_cache_spec.block_size,
+        block_tokens=_block_tokens(group.kv_cache_spec, strategy),
         hash_tokens=hash_tokens,
         blocks=cache.num_blocks,
         layers=tuple(group.layer_names),
-        shard=rank // readers,
-        readers=readers,
-        writer=rank % readers == 0,
+        strategy=strategy,
     )
+
+
+def _strategy(parallel: Any, replicas: int) -> ParallelStrategy:
+    try:
+        return ParallelStrategy(
+            rank=parallel.rank,
+            tensor=parallel.tensor_parallel_size,
+            pipeline=parallel.pipeline_parallel_size,
+            decode_context=parallel.decode_context_parallel_size,
+            prefill_context=parallel.prefill_context_parallel_size,
+            interleave_tokens=parallel.cp_kv_cache_interleave_size,
+            replicas=replicas,
+            nodes=parallel.nnodes_within_dp,
+            launcher=str(parallel.distributed_executor_backend or ""),
+        )
+    except NotParallel as e:
+        raise NotCacheable(str(e)) from e
+
+
+def _block_tokens(spec: Any, strategy: ParallelStrategy) -> int:
+    """Tokens of one block of all ranks together: context parallel ranks have a part of it each."""
+    shared = strategy.decode_context if getattr(spec, "dcp_sharded", False) else 1
+    return int(spec.block_size) * shared
 
 
 def _only_group(vllm: Any, cache: Any) -> Any:
@@ -140,17 +160,9 @@ def _kinds(spec: Any) -> set[str]:
 
 
 def _check_features(vllm: Any) -> None:
-    parallel, cache = vllm.parallel_config, vllm.cache_config
+    cache = vllm.cache_config
     if not cache.enable_prefix_caching:
         raise NotCacheable("prefix caching is switched off in the engine, which it also is where hits are not exact")
-    for name, value in (
-        ("pipeline parallelism", parallel.pipeline_parallel_size),
-        ("decode context parallelism", parallel.decode_context_parallel_size),
-        ("prefill context parallelism", parallel.prefill_context_parallel_size),
-        ("an engine over several nodes", parallel.nnodes),
-    ):
-        if value > 1:
-            raise NotCacheable(f"{name} (here {value}) is not supported by this version")
     if vllm.speculative_config is not None:
         raise NotCacheable("speculative decoding is not supported by this version")
     if getattr(cache, "calculate_kv_scales", False):

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterable
 from typing import Final, Protocol
 
+from kvpool.client.group import lookup_id_of
 from kvpool.client.jobs import Finished, LoadJob, StoreJob
 from kvpool.connector.plan import PlannedLoad, StepPlan, block_array
 from kvpool.model.identity import Role
@@ -50,20 +51,27 @@ class WorkerSide:
     """See the module."""
 
     def __init__(
-        self, transfers: Transfers, *, shard: int, writer: bool, role: Role, block_tokens: int, timeout_s: float
+        self,
+        transfers: Transfers,
+        *,
+        place: tuple[int, int],
+        writer: bool,
+        role: Role,
+        block_tokens: int,
+        timeout_s: float,
     ) -> None:
         """Make it.
 
         Args:
             transfers: the client's adapter.
-            shard: this rank's part of each chunk.
+            place: this rank's pipeline stage, and its part of the stage's chunks.
             writer: False if another rank stores the same part.
             role: which directions the engine may use.
             block_tokens: tokens of one of the engine's blocks.
             timeout_s: how long a gather that reads a preempted block is waited for.
         """
         self._transfers = transfers
-        self._shard = shard
+        self._stage, self._shard = place
         self._stores = writer and role.stores
         self._block_tokens = block_tokens
         self._timeout_s = timeout_s
@@ -191,7 +199,7 @@ class WorkerSide:
             raise ValueError(f"{blocks.shape[1]} blocks of {self._block_tokens} tokens are no chunk of {chunk_tokens}")
         return LoadJob(
             request_id=planned.request_id,
-            lookup_id=planned.lookup_id,
+            lookup_id=lookup_id_of(planned.lookup_id, self._stage),
             group=0,
             shard=self._shard,
             first=planned.first,

@@ -9,7 +9,7 @@ from tests.fakes.scripted_link import TICK_S, ScriptedLink
 
 import kvpool.client.group as module
 import kvpool.client.scheduler as adapter
-from kvpool.client.group import GroupScheduler, Member, scheduler_over
+from kvpool.client.group import GroupScheduler, Member, lookup_id_of, scheduler_over
 from kvpool.client.jobs import Answer
 from kvpool.client.scheduler import SchedulerAdapter
 from kvpool.config import ClientConfig
@@ -64,10 +64,36 @@ def test_one_server_needs_no_group() -> None:
     assert type(scheduler_over([Member("a", ScriptedLink(), (0, 1))], CONFIG)) is SchedulerAdapter
 
 
-def test_a_shard_has_one_server_and_a_server_one_name() -> None:
-    for second in (Member("b", ScriptedLink(), (0, 1)), Member("a", ScriptedLink(), (1,))):
-        with pytest.raises(ValueError, match="share out"):
-            scheduler_over([Member("a", ScriptedLink(), (0,)), second], CONFIG)
+def test_two_servers_have_two_names() -> None:
+    with pytest.raises(ValueError, match="names"):
+        scheduler_over([Member("a", ScriptedLink(), (0,)), Member("a", ScriptedLink(), (1,))], CONFIG)
+
+
+def test_a_shard_at_two_servers_counts_where_both_hold_it() -> None:
+    links = [ScriptedLink(3), ScriptedLink(1)]
+    group = GroupScheduler([Member("a", links[0], (0,)), Member("b", links[1], (0,))], CONFIG)
+
+    group.lookup("r", digests(4), (0,))
+    for link in links:
+        link.tick()
+
+    assert group.answer("r").chunks == 1
+    assert [link.of(m.Lookup)[0].shards for link in links] == [(0,), (0,)]
+
+
+def test_each_stage_is_asked_under_an_id_of_its_own() -> None:
+    links = [ScriptedLink(3), ScriptedLink(2)]
+    group = GroupScheduler([Member(f"a stage {n}", link, (0,), n) for n, link in enumerate(links)], CONFIG)
+
+    group.lookup("r", digests(4), (0,))
+    for link in links:
+        link.tick()
+    answer = group.answer("r")
+
+    ids = [link.of(m.Lookup)[0].lookup_id for link in links]
+    assert answer.chunks == 2
+    assert len(set(ids)) == 2
+    assert ids == [lookup_id_of(answer.lookup_id, stage) for stage in range(2)]
 
 
 @pytest.mark.behaviour("R111", "R113")

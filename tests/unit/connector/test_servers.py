@@ -17,7 +17,7 @@ from kvpool.connector.attach import Attachment
 from kvpool.connector.halves import SchedulerHalf, WorkerHalf
 from kvpool.connector.plan import StepPlan, WorkerFacts, encode
 from kvpool.connector.scheduler import Step
-from kvpool.connector.servers import NotPlaced, Placement, placements
+from kvpool.connector.servers import NotPlaced, placements
 from kvpool.connector.translate import engine_facts
 from kvpool.model.reasons import UncachedReason
 from kvpool.wire import messages as m
@@ -45,16 +45,53 @@ def test_every_shard_is_at_the_server_that_its_worker_told(ranks, expected) -> N
     """Even or not: nothing is divided."""
     workers = [rank(shard, f"tcp://{host}:1", node=host) for shard, host in enumerate(ranks)]
 
-    assert placements(workers, "elsewhere") == tuple(Placement(f"tcp://{h}:1", shards) for h, shards in expected)
+    assert [(p.server, p.shards) for p in placements(workers, "elsewhere")] == [
+        (f"tcp://{h}:1", shards) for h, shards in expected
+    ]
 
 
-def test_ranks_that_share_a_shard_may_use_one_server_only() -> None:
-    assert placements([rank(0, "ipc:///a"), rank(0, "ipc:///a"), rank(1, "ipc:///b")], "here") == (
-        Placement("ipc:///a", (0,)),
-        Placement("ipc:///b", (1,)),
-    )
-    with pytest.raises(NotPlaced, match="share shard 0 use two servers"):
-        placements([rank(0, "ipc:///a"), rank(0, "ipc:///b")], "here")
+def shared(server, readers, *, writer, shard=0):
+    return WorkerFacts(shard=shard, server=server, node="here", readers=readers, writer=writer)
+
+
+@pytest.mark.behaviour("R118", "R119")
+def test_a_shard_that_many_ranks_hold_is_at_each_of_their_servers_with_one_writer_there() -> None:
+    """MLA over two nodes: both servers keep the part, each from the first of its ranks."""
+    ranks = [shared(f"ipc:///{s}", 2, writer=w) for s, w in (("a", True), ("a", False), ("b", True), ("b", False))]
+
+    placed = placements(ranks, "here")
+
+    assert [(p.server, p.shards, p.facts.readers) for p in placed] == [("ipc:///a", (0,), 2), ("ipc:///b", (0,), 2)]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        ([shared("ipc:///a", 2, writer=True), shared("ipc:///b", 2, writer=False)], "1 ranks at ipc:///a share"),
+        ([shared("ipc:///a", 2, writer=True), shared("ipc:///a", 2, writer=True)], "2 of them store"),
+        (
+            [
+                shared("ipc:///a", 2, writer=True),
+                shared("ipc:///a", 2, writer=False),
+                shared("ipc:///a", 1, writer=True, shard=1),
+            ],
+            r"shared by \[1, 2\] ranks",
+        ),
+    ],
+)
+@pytest.mark.behaviour("D072", "D073")
+def test_ranks_that_do_not_fit_each_other_are_refused_by_name(ranks, words) -> None:
+    with pytest.raises(NotPlaced, match=words):
+        placements(ranks, "here")
+
+
+def test_stages_at_one_server_are_asked_apart() -> None:
+    ranks = [WorkerFacts(server="ipc:///a", node="here", stage=stage, stages=2) for stage in range(2)]
+
+    assert [(p.stage, p.label) for p in placements(ranks, "here")] == [
+        (0, "ipc:///a stage 0"),
+        (1, "ipc:///a stage 1"),
+    ]
 
 
 @pytest.mark.parametrize("server", ["ipc:///run/k.sock", "tcp://127.0.0.1:5", "tcp://localhost:5", "tcp://[::1]:5"])

@@ -27,17 +27,15 @@ def test_plain_model() -> None:
     assert facts.namespace.model_fingerprint.startswith("hub:" + "a" * 40)
     assert (facts.namespace.dtype, facts.namespace.kv_dtype) == ("bfloat16", "auto")
     assert facts.namespace.hash_algorithm == "vllm-sha256/4"
-    assert (facts.block_tokens, facts.hash_tokens, facts.blocks, facts.shard) == (BLOCK, BLOCK, 64, 0)
+    assert (facts.block_tokens, facts.hash_tokens, facts.blocks, facts.strategy.shard) == (BLOCK, BLOCK, 64, 0)
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"cache_config__enable_prefix_caching": False}, "prefix caching"),
-        ({"parallel_config__pipeline_parallel_size": 2}, "pipeline parallelism"),
-        ({"parallel_config__decode_context_parallel_size": 2}, "decode context parallelism"),
         ({"parallel_config__prefill_context_parallel_size": 2}, "prefill context parallelism"),
-        ({"parallel_config__nnodes": 2}, "several nodes"),
+        ({"parallel_config__distributed_executor_backend": "external_launcher"}, "external launcher"),
         ({"speculative_config": object()}, "speculative"),
         ({"cache_config__calculate_kv_scales": True}, "scales"),
         ({"cache_config__is_attention_free": True}, "without attention"),
@@ -109,7 +107,7 @@ def test_seeded_hashes_are_not_used() -> None:
     facts = facts_of(cache_config__prefix_caching_hash_algo="xxhash")
 
     assert facts.hash_tokens == 0
-    assert facts.namespace.hash_algorithm == "blake3-chain-1"
+    assert facts.namespace.hash_algorithm == "blake3-chain-2"
 
 
 @pytest.mark.parametrize(
@@ -129,7 +127,25 @@ def test_ranks_that_hold_the_same_share_one_writer(rank, tp, replicas, expected)
         parallel_config__rank=rank, parallel_config__tensor_parallel_size=tp, cache__kv_tp_replicas=replicas
     )
 
-    assert (facts.shard, facts.namespace.shard_count, facts.readers, facts.writer) == expected
+    strategy = facts.strategy
+    assert (strategy.shard, facts.namespace.shard_count, strategy.readers, strategy.writer) == expected
+
+
+def test_stages_and_context_parallel_ranks_are_told_apart() -> None:
+    staged = [facts_of(parallel_config__rank=r, parallel_config__pipeline_parallel_size=2) for r in range(2)]
+    spec = FullAttentionSpec(block_size=BLOCK, dcp_sharded=True)
+    split = facts_of(
+        parallel_config__tensor_parallel_size=2,
+        parallel_config__decode_context_parallel_size=2,
+        cache__kv_cache_groups=[group(spec)],
+    )
+
+    assert [(f.strategy.stage, f.strategy.shard, f.namespace.parallel) for f in staged] == [
+        (0, 0, "tp1 pp2.0"),
+        (1, 0, "tp1 pp2.1"),
+    ]
+    assert (split.namespace.parallel, split.namespace.shard_count) == ("tp2 dcp2.1", 2)
+    assert split.block_tokens == 2 * BLOCK, "a block of all ranks together"
 
 
 def test_registration_fits_the_servers_chunk() -> None:

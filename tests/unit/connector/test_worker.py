@@ -34,7 +34,7 @@ def plan(*work, **values):
 class Bench:
     def __init__(self, **options):
         self.transfers = FakeTransfers()
-        values = {"shard": 3, "writer": True, "role": Role.BOTH, "block_tokens": BLOCK, "timeout_s": 1.0}
+        values = {"place": (0, 3), "writer": True, "role": Role.BOTH, "block_tokens": BLOCK, "timeout_s": 1.0}
         self.side = WorkerSide(self.transfers, **(values | options))
 
     def step(self, step, *, ran=True):
