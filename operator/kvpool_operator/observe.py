@@ -14,10 +14,7 @@ from kvpool_operator.errors import Absent
 from kvpool_operator.observed import ClientPod, DaemonSetState, ServerPod, ServerStats
 from kvpool_operator.spec import Pool
 
-__all__ = ["WIRED", "clients", "daemon_set", "read_stats", "refusal", "servers"]
-
-WIRED: Final = "kvpool.dev/wired"
-"""Annotation of pods that admission has wired."""
+__all__ = ["clients", "daemon_set", "read_stats", "refusal", "servers"]
 
 _GROUP_LABELS: Final = (
     ("kvpool.dev/group",),
@@ -211,7 +208,7 @@ def _client(pod: Mapping[str, Any]) -> ClientPod:
         name=metadata["name"],
         node=pod["spec"].get("nodeName", ""),
         group="/".join([metadata["namespace"], *(labels[k] for k in keys)]) if keys else "",
-        wired=WIRED in metadata.get("annotations", {}),
+        wired=names.WIRED in metadata.get("annotations", {}),
     )
 
 

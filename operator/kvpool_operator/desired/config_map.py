@@ -18,11 +18,13 @@ __all__ = [
     "CONFIG_FOLDER",
     "KEY_FOLDER",
     "SOCKET_FOLDER",
+    "SERVER_KEY",
     "TOKEN_FILE",
     "client_config",
     "client_config_map",
     "config_hash",
     "server_config",
+    "node_address",
     "server_config_map",
     "serves_tcp",
 ]
@@ -33,6 +35,8 @@ SOCKET_FOLDER: Final = "/run/kvpool"
 ADMIN_FOLDER: Final = "/run/kvpool-admin"
 TOKEN_FILE: Final = "/var/run/secrets/kvpool.dev/token"  # noqa: S105 - a path
 _ISSUER_KEYS: Final = "issuer.jwks"
+SERVER_KEY: Final = "server-key"
+"""Entry of the clients' ConfigMap with the server's public key, and its file's name in an engine's pod."""
 _ANY_ADDRESS: Final = "0.0.0.0"  # noqa: S104 - the pod's own network; NetworkPolicy and tokens decide who enters
 _OPEN_SOCKET: Final = 0o666
 """Engines run under any user id; the token is what proves them."""
@@ -97,20 +101,33 @@ def _auth(pool: Pool, facts: Facts) -> config.AuthConfig:
     )
 
 
-def client_config(pool: Pool, facts: Facts) -> config.ClientConfig:
-    """What clients of the pool start with; wiring adds what differs from pod to pod."""
-    socket = pool.spec.ipc.mode is IpcMode.HOST_PATH_SOCKET
-    address = f"tcp://{names.node_service(pool)}.{pool.namespace}.svc:{pool.spec.network.port}"
-    modes = {"Auto": (Mode.CLIENT_MOVED, Mode.STREAMED), "ClientMoved": (Mode.CLIENT_MOVED,)}
+def node_address(pool: Pool) -> str:
+    """Address that leads to the server of the caller's own node."""
+    return f"tcp://{names.node_service(pool)}.{pool.namespace}.svc:{pool.spec.network.port}"
+
+
+def client_config(pool: Pool, server_key: str, *, socket: bool | None = None) -> config.ClientConfig:
+    """What clients of the pool start with; wiring adds what differs from pod to pod.
+
+    Args:
+        pool: the pool.
+        server_key: public half of its CURVE key.
+        socket: False for clients that cannot have the socket although the pool has one.
+    """
+    if socket is None:
+        socket = pool.spec.ipc.mode is IpcMode.HOST_PATH_SOCKET
+    modes: dict[str, Any] = {"Streamed": {"modes": (Mode.STREAMED,)}}
+    if socket:
+        modes["ClientMoved"] = {"modes": (Mode.CLIENT_MOVED,)}
     return config.ClientConfig(
         written_for=__version__,
-        server=f"ipc://{SOCKET_FOLDER}/kvpool.sock" if socket else address,
-        server_key=facts.server_key if serves_tcp(pool) else "",
+        server=f"ipc://{SOCKET_FOLDER}/kvpool.sock" if socket else node_address(pool),
+        server_key=server_key if serves_tcp(pool) else "",
         token_file=TOKEN_FILE if serves_tcp(pool) else "",
-        modes=modes.get(pool.spec.transfer.mode, (Mode.STREAMED,)),
         store_generated=pool.spec.store.generated_tokens,
     )
 
+        **modes.get(pool.spec.transfer.mode, {}),
 
 def config_hash(pool: Pool, facts: Facts) -> str:
     """Changes when servers must start anew: not for another operator version, nor when other pools come and go."""
@@ -129,7 +146,9 @@ def server_config_map(pool: Pool, facts: Facts) -> dict[str, Any]:
 
 def client_config_map(pool: Pool, facts: Facts) -> dict[str, Any]:
     """The ConfigMap that wiring reads; it also remembers the public key, whose Secret is never read."""
-    data = {"client.json": config.render(client_config(pool, facts)).decode()}
+    data = {"client.json": config.render(client_config(pool, facts.server_key)).decode()}
+    if serves_tcp(pool):
+        data[SERVER_KEY] = facts.server_key
     made = _config_map(pool, names.client_config(pool), data)
     if serves_tcp(pool):
         made["metadata"]["annotations"] = {names.SERVER_KEY: facts.server_key}

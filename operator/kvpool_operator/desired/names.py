@@ -12,6 +12,8 @@ __all__ = [
     "POOL_LABEL",
     "ROLE_LABEL",
     "SERVER_KEY",
+    "WIRED",
+    "WIRING",
     "audience",
     "claim_template",
     "client_config",
@@ -34,6 +36,10 @@ ROLE_LABEL: Final = "kvpool.dev/role"
 CONFIG_HASH: Final = "kvpool.dev/config-hash"
 SERVER_KEY: Final = "kvpool.dev/server-key"
 """Annotation with the public CURVE key; the Secret itself is never read."""
+WIRED: Final = "kvpool.dev/wired"
+"""Annotation of pods that admission has wired; its value says to which state of the pool."""
+WIRING: Final = "kvpool.dev/wiring"
+"""Annotation of pods that opted in: why they are not wired, or what is left to a person."""
 
 
 def selector_labels(pool: Pool) -> dict[str, str]:

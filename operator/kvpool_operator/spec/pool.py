@@ -22,6 +22,7 @@ __all__ = [
     "Monitoring",
     "NamespaceTenant",
     "Network",
+    "Payload",
     "PodMetadata",
     "Pool",
     "PoolSpec",
@@ -193,13 +194,40 @@ class Network(Section, frozen=True, kw_only=True):
     )
 
 
+class Payload(Section, frozen=True, kw_only=True):
+    """Brings the connector into images of vLLM that do not have it."""
+
+    image: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=512)] | None,
+        Meta(description="Payload image; not given takes the operator's."),
+    ] = None
+    mode: Annotated[
+        Literal["InitContainer", "ImageVolume"],
+        Meta(description="ImageVolume copies nothing; it needs Kubernetes 1.36, or 1.34 with that gate."),
+    ] = "InitContainer"
+    pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
+
+
 class Clients(Section, frozen=True, kw_only=True):
-    """Whose pods may use the pool."""
+    """Whose pods may use the pool, and what wiring does to them."""
 
     allowed_namespaces: Annotated[
         tuple[KubeName, ...],
         Meta(max_length=256, description="Namespaces besides the pool's own.", extra={"set": True}),
     ] = ()
+    load_failure_policy: Annotated[
+        Literal["Recompute", "Fail"],
+        Meta(description="What engines do with a request whose load failed: compute it, or end it with an error."),
+    ] = "Recompute"
+    payload: Annotated[
+        Payload | None, Meta(description="Bring the connector with each pod; not given: images have it already.")
+    ] = None
+    rewire_unwired: Annotated[
+        bool,
+        Meta(
+            description="Evict pods that opted in but are not wired, a few at a time, if a controller makes them anew."
+        ),
+    ] = False
 
 
 class Update(Section, frozen=True, kw_only=True):

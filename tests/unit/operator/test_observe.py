@@ -137,7 +137,7 @@ def test_clients_and_their_engines() -> None:
     own = {"kvpool.dev/group": "mine", **lws}
     objects: Any = Objects(
         pods=[
-            pod("c1", role="", labels=lws, annotations={observe.WIRED: "yes"}),
+            pod("c1", role="", labels=lws, annotations={names.WIRED: "yes"}),
             pod("c2", role="", labels={"ray.io/cluster": "big"}),
             pod("c3", role="", labels=own),
             pod("c4", role=""),
