@@ -43,6 +43,23 @@ def test_chunks_are_streamed_over_tcp(place, request):
         assert (engine.bytes_of(100, 3) == engine.bytes_of(0, 3)).all()
 
 
+def test_the_servers_key_may_come_later(place, tmp_path):
+    address, public, secret = place
+    key = tmp_path / "server-key"
+    config = ClientConfig(server=address, server_key_file=str(key), secret_file=secret, connect_s=0.5)
+    link = Link(config, ClientKind.PROBE)
+    link.start()
+    try:
+        early = until(lambda: link.state if link.state.reason is UncachedReason.UNREACHABLE else None)
+        assert str(key) in early.detail
+
+        key.write_text(f"{public}\n")
+
+        assert link.wait_healthy(10)
+    finally:
+        link.close(0.2)
+
+
 def reason_of(**config):
     link = Link(ClientConfig(**({"connect_s": 0.5} | config)), ClientKind.PROBE)
     link.start()

@@ -124,6 +124,11 @@ REFUSED: list[tuple[str, Callable[[], object], list[str]]] = [
     ("silence below heartbeats", lambda: server(leases={"client_silent_s": 1}), ["client_silent_s", "heartbeat"]),
     ("client address", lambda: decode_client(b'{"server": "http://x"}', {}), ["server"]),
     ("client key", lambda: decode_client(b'{"server": "tcp://h:1"}', {}), ["server_key", "public"]),
+    (
+        "two keys",
+        lambda: decode_client(b'{"server": "tcp://h:1", "server_key": "a", "server_key_file": "b"}', {}),
+        ["server_key_file", "one"],
+    ),
     ("two credentials", lambda: decode_client(b'{"secret_file": "a", "token_file": "b"}', {}), ["secret_file", "one"]),
     ("mode to come", lambda: decode_client(b'{"modes": ["ring"]}', {}), ["modes", "ring", "client-moved"]),
     ("no mode", lambda: decode_client(b'{"modes": []}', {}), ["modes"]),
@@ -177,3 +182,13 @@ def test_every_field_says_what_it_is() -> None:
         return found
 
     assert bare(ServerConfig, "") + bare(ClientConfig, "") == []
+
+
+def test_an_environment_of_another_version_may_hold_what_this_one_does_not_know() -> None:
+    environ = {"KVPOOL_CLIENT__LABEL": "pod", "KVPOOL_CLIENT__FROM_THE_FUTURE": "1"}
+
+    read = decode_client(b"", environ | {"KVPOOL_CLIENT__WRITTEN_FOR": "99.0"})
+
+    assert read.label == "pod"
+    with pytest.raises(ConfigError, match="FROM_THE_FUTURE"):
+        decode_client(b"", environ)

@@ -113,7 +113,11 @@ class Keeper:
         """Run one session from Hello to its end; returns why it ended."""
         error: CacheError = ServerUnavailable("the client failed")
         reason = UncachedReason.FAULT
-        session = self._new_session()
+        try:
+            session = self._new_session()
+        except CacheError as e:
+            self._uncached(_reason(e), str(e))
+            return _reason(e)
         try:
             self._begin(session)
             while not self._stopping:

@@ -15,7 +15,7 @@ import msgspec
 
 from kvpool._version import __version__
 from kvpool.client.call import Call
-from kvpool.client.credential import read_credential
+from kvpool.client.credential import read_credential, read_server_key
 from kvpool.client.descriptors import Descriptors
 from kvpool.client.pipe import Pipe
 from kvpool.client.socket import Door
@@ -67,7 +67,11 @@ class SessionOverError(Exception):
 
 
 class Session:
-    """See the module. The constructor opens the control connection and says nothing yet."""
+    """See the module. The constructor opens the control connection and says nothing yet.
+
+    Raises:
+        ServerUnavailable: the server's key is not known yet.
+    """
 
     def __init__(self, door: Door, config: ClientConfig, kind: ClientKind, client_id: bytes, role: Role) -> None:
         self._door = door
@@ -75,6 +79,7 @@ class Session:
         self.kind = kind
         self._client_id = client_id
         self._role = role
+        self._server_key = read_server_key(config)
         self._control = self._pipe(_HANDSHAKE_WINDOW)
         self._bulk: Pipe | None = None
         self.descriptors: Descriptors | None = None
@@ -268,7 +273,7 @@ class Session:
 
     def _pipe(self, window: int) -> Pipe:
         config = self._config
-        return Pipe(self._door.connect(config.server, config.server_key, config.connect_s), window, config.transfer_s)
+        return Pipe(self._door.connect(config.server, self._server_key, config.connect_s), window, config.transfer_s)
 
     def _greeting(self) -> Hello:
         return Hello(

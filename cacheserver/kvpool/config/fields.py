@@ -241,3 +241,9 @@ class ClientConfig(Section, frozen=True, kw_only=True):
     label: Annotated[
         str, Meta(max_length=253, description="Name of this client on the admin face (the pod's name).")
     ] = ""
+    server_key_file: Annotated[
+        str, Meta(description="File with the same key, read at each connection; it may be written later.")
+    ] = ""
+    node: Annotated[
+        str, Meta(max_length=253, description="Name of this machine (the node's name); empty asks the kernel.")
+    ] = ""

@@ -76,6 +76,9 @@ def decode_server(data: bytes, environ: Mapping[str, str]) -> ServerConfig:
 def decode_client(data: bytes, environ: Mapping[str, str]) -> ClientConfig:
     """Read a client's configuration from JSON text, then from the environment, and check it as a whole.
 
+    Variables that this version does not know are left out if the environment was written for another one
+    (``KVPOOL_CLIENT__WRITTEN_FOR``): an engine's image need not be of the operator's version.
+
     Raises:
         ConfigError: a value is wrong; the text names the field and the remedy.
     """
@@ -97,8 +100,9 @@ def _decode(data: bytes, environ: Mapping[str, str], cls: type[Config], prefix: 
     if not isinstance(raw, dict):
         raise ConfigError("the configuration must be a JSON object")
     fields = leaf_fields(cls)
+    of_another = environ.get(f"{prefix}WRITTEN_FOR", __version__) != __version__
     for name, text in sorted(environ.items()):
-        if name.startswith(prefix):
+        if name.startswith(prefix) and not (of_another and name.removeprefix(prefix).lower() not in fields):
             _put(raw, fields, name, name.removeprefix(prefix).lower(), text)
     try:
         return msgspec.convert(raw, cls)
@@ -227,8 +231,12 @@ _MODES: Final = (Mode.CLIENT_MOVED, Mode.STREAMED)
 
 _CLIENT_CHECKS: Final[tuple[_Check, ...]] = (
     (
-        lambda c: not c.server.startswith("tcp://") or bool(c.server_key),
+        lambda c: not c.server.startswith("tcp://") or bool(c.server_key or c.server_key_file),
         lambda _: "server_key: needed with a tcp:// server; it is the public half of the server's CURVE key",
+    ),
+    (
+        lambda c: not (c.server_key and c.server_key_file),
+        lambda _: "server_key and server_key_file: set one of them, not both",
     ),
     (
         lambda c: not (c.secret_file and c.token_file),

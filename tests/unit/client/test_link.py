@@ -278,6 +278,12 @@ def test_a_token_is_read_again_and_renewed_before_it_runs_out(tmp_path, link_to)
         assert link.state.healthy
 
 
+def test_a_unix_socket_is_never_encrypted_whatever_key_is_known(server, link_to):
+    link = link_to(server, server_key="Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID")
+
+    assert link.wait_healthy(5)
+
+
 def test_an_expired_identity_is_renewed_at_once(tmp_path, link_to):
     secret = tmp_path / "secret"
     secret.write_text("s")
