@@ -119,6 +119,8 @@ def _stats(raw: Mapping[str, Any], node: str) -> ServerStats:
         hit_tokens=int(_sum(series, "kvpool_hit_tokens_total")),
         stored_chunks=_by_label(series, "kvpool_store_chunks_total", "disposition").get("stored", 0),
         evicted_chunks=int(_sum(series, "kvpool_evicted_chunks_total")),
+        gpus=None if raw.get("gpus") is None else int(raw["gpus"]),
+        gpu_reason=str(raw.get("gpu_reason", "")),
     )
 
 

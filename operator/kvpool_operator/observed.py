@@ -75,6 +75,8 @@ class ServerStats:
     evicted_chunks: int = 0
     gpus: int | None = None
     """GPUs that it sees; None if it does not say."""
+    gpu_reason: str = ""
+    """What is wrong with them, in the server's word (NoGPUVisible); empty if nothing is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +103,8 @@ class Observed:
     gpu_mode: str = ""
     runtime_class_missing: str = ""
     """The runtime class that the pool needs and the cluster lacks."""
+    node_gpus: Mapping[str, int] = field(default_factory=dict)
+    """GPUs of nodes, as their labels promise, where they do."""
     request_bytes: int = 0
     """Memory that a server asks of its node."""
     pods_refused: str = ""

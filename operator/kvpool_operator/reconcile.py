@@ -179,6 +179,7 @@ class Reconciler:
             request_bytes=memory.request_bytes(pool),
             pods_refused=await observe.refusal(self.cluster, pool, state, len(servers)),
             error=error,
+            node_gpus=await self.surroundings.node_gpus() if gpu.has_gpus(pool) else {},
         )
 
     async def _refresh_stats(self, pool: Pool, servers: tuple[ServerPod, ...], memory_of: _Memory) -> None:

@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from kvpool_operator.gpu_access import gpu_access, gpu_troubles
 from kvpool_operator.observed import Observed, ServerPod
 from kvpool_operator.spec.pool import GpuMode, Pool
 from kvpool_operator.spec.quantity import binary
@@ -77,7 +78,7 @@ def _findings(pool: Pool, seen: Observed, servers: Servers, progress: Progress, 
         "Available": _available(seen, servers),
         "Progressing": _progressing(seen, servers, progress),
         "Degraded": _degraded(servers, progress, problems),
-        "GPUAccessReady": _gpu_access(pool, seen),
+        "GPUAccessReady": gpu_access(pool, seen),
         "ClientsWired": _clients_wired(seen),
         "Hitting": hitting(seen),
     }
@@ -118,19 +119,6 @@ def _degraded(servers: Servers, progress: Progress, problems: int) -> Finding:
     return Finding("False", "AsExpected", "no node has a problem")
 
 
-def _gpu_access(pool: Pool, seen: Observed) -> Finding:
-    if pool.spec.gpu_access.mode is GpuMode.NONE:
-        return Finding("True", "NotNeeded", "the pool uses no GPUs")
-    if seen.runtime_class_missing:
-        return Finding("False", "RuntimeClassMissing", f"runtime class {seen.runtime_class_missing} does not exist")
-    counts = [(s.node, s.gpus) for s in seen.stats if s.gpus is not None]
-    if blind := sorted(node for node, gpus in counts if not gpus):
-        return Finding("False", "NoGPUVisible", f"servers see no GPU on {len(blind)} nodes, first {blind[0]}")
-    if not counts:
-        return Finding("Unknown", "NotReported", "no server has said yet which GPUs it sees")
-    return Finding("True", "GPUsVisible", f"{len(counts)} servers see their GPUs")
-
-
 def _clients_wired(seen: Observed) -> Finding:
     unwired = sorted(f"{c.namespace}/{c.name}" for c in seen.clients if not c.wired)
     if unwired:
@@ -152,14 +140,15 @@ def _ready(found: dict[str, Finding], seen: Observed, servers: Servers) -> Findi
 
 def _problems(seen: Observed) -> list[ProblemNode]:
     """Every node whose server is not as it should be, by name."""
-    found = [_problem(p, seen) for p in seen.servers]
+    troubles = gpu_troubles(seen)
+    found = [_problem(p, seen, troubles.get(p.node, "")) for p in seen.servers]
     return sorted((p for p in found if p is not None), key=lambda p: (p.node, p.reason))
 
 
-def _problem(pod: ServerPod, seen: Observed) -> ProblemNode | None:
-    if pod.ready and pod.reachable:
+def _problem(pod: ServerPod, seen: Observed, gpus: str) -> ProblemNode | None:
+    if pod.reachable and not gpus and (pod.ready or _takes_its_time(pod, seen.startup_s)):
         return None
-    reason = pod.waiting or ("Terminating" if pod.deleting else "NotReady")
+    reason = pod.waiting or ("Terminating" if pod.deleting else gpus or "NotReady")
     message = pod.message
     if not pod.reachable:
         reason, message = "Unreachable", "the cluster has lost sight of the node"

@@ -2,11 +2,11 @@
 """What builders must know besides the pool, read from the cluster and kept for a while."""
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from kvpool_operator.cluster import POOLS, RUNTIME_CLASSES, Cluster
+from kvpool_operator.cluster import NODES, POOLS, RUNTIME_CLASSES, Cluster
 from kvpool_operator.desired import Facts
 from kvpool_operator.settings import Settings
 
@@ -15,6 +15,7 @@ __all__ = ["Surroundings"]
 T = TypeVar("T")
 
 _MONITORING: Final = "monitoring.coreos.com/v1"
+_GPU_COUNT_LABEL: Final = "nvidia.com/gpu.count"
 
 
 @dataclass(slots=True)
@@ -55,6 +56,19 @@ class Surroundings:
             monitoring_kinds=await self._keep("monitoring", lambda: self._cluster.kinds(_MONITORING)),
             node_pools=await self._keep("pools", self._node_pools),
         )
+
+    async def node_gpus(self) -> Mapping[str, int]:
+        """How many GPUs each node has, as the labels of feature discovery promise.
+
+        Raises:
+            OperatorError: the API server did not answer.
+        """
+        return await self._keep("gpus", self._node_gpus)
+
+    async def _node_gpus(self) -> dict[str, int]:
+        found = await self._cluster.list(NODES, labels=_GPU_COUNT_LABEL, metadata_only=True)
+        counts = {n["metadata"]["name"]: n["metadata"]["labels"][_GPU_COUNT_LABEL] for n in found}
+        return {node: int(text) for node, text in counts.items() if text.isdigit()}
 
     async def _keep(self, name: str, read: Callable[[], Awaitable[T]]) -> T:
         kept = self._kept.get(name)

@@ -12,6 +12,7 @@ __all__ = [
     "AuthConfig",
     "AuthKind",
     "ClientConfig",
+    "GpuConfig",
     "HttpConfig",
     "Issuer",
     "L1Config",
@@ -180,6 +181,15 @@ class HttpConfig(Section, frozen=True, kw_only=True):
 
 
 class LogConfig(Section, frozen=True, kw_only=True):
+class GpuConfig(Section, frozen=True, kw_only=True):
+    """The node's GPUs, as far as they decide whether the server is ready."""
+
+    required: Annotated[
+        bool, Meta(description="Not ready while no GPU is visible; clients that are connected are served all the same.")
+    ] = False
+    look_s: Annotated[float, Meta(gt=0, le=600, description="Time between two looks at the devices.")] = 10.0
+
+
     """Structured logs on standard error."""
 
     level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="Least level written.")] = "info"
@@ -187,6 +197,21 @@ class LogConfig(Section, frozen=True, kw_only=True):
 
 
 class ServerConfig(Section, frozen=True, kw_only=True):
+class MoverConfig(Section, frozen=True, kw_only=True):
+    """Movers: processes between the rings of GPU clients and L1."""
+
+    ring: Annotated[bool, Meta(description="Offer mode ring to clients.")] = True
+    first_port: Annotated[
+        int,
+        Meta(ge=0, le=65535, description="First TCP port of the movers of TCP clients; 0 lets each take a free one."),
+    ] = 0
+    ports: Annotated[int, Meta(ge=1, le=1024, description="How many such ports there are.")] = 64
+    start_s: Annotated[float, Meta(gt=0, le=600, description="A mover that is not ready after this is ended.")] = 20.0
+    revoke_s: Annotated[
+        float, Meta(gt=0, le=60, description="A mover that still copies this long after a lease ended is ended.")
+    ] = 5.0
+
+
     """What a cache server needs to start; its JSON is what the operator mounts."""
 
     written_for: Annotated[
@@ -212,6 +237,7 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     http: HttpConfig = HttpConfig()
     log: LogConfig = LogConfig()
 
+    gpu: GpuConfig = GpuConfig()
 
 class ClientConfig(Section, frozen=True, kw_only=True):
     """What an engine needs to reach the server of its node; the connector's extra config and the environment."""

@@ -30,6 +30,7 @@ from kvpool.server.descriptors import DescriptorServer, Grants, Segments
 from kvpool.server.dispatch import Dispatcher
 from kvpool.server.faces import open_faces
 from kvpool.server.identity import CredentialError, authenticator
+from kvpool.server.gpus import GpuSight, GpuWatch
 from kvpool.server.inbox import Inbox
 from kvpool.server.keys import KeyFileError, read_key
 from kvpool.server.lanes import Lanes
@@ -45,6 +46,8 @@ from kvpool.wire.descriptors import SUFFIX
 
 __all__ = ["Clocks", "Server", "run_server"]
 
+from kvpool.transfer.mover.inventory import visible_gpus
+from kvpool.transfer.mover.supervision import MOVER_COMMAND, MoverLimits
 log = structlog.get_logger()
 
 _BOOT_BYTES: Final = 16
@@ -114,6 +117,9 @@ class Server:
     def __enter__(self) -> Self:
         return self
 
+            self._gpus = self._watch_gpus()
+            if self._gpus is not None:
+                resources.callback(self._gpus.close)
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -206,7 +212,12 @@ class Server:
             recovered_chunks=recovered_chunks,
             started_s=self._clocks.monotonic(),
         )
-        return Publisher(self._parts, facts, self._trouble, lambda: self._dispatcher.draining)
+        sight = self._gpus.sight if self._gpus else lambda: GpuSight(None, "")
+        return Publisher(self._parts, facts, self._trouble, lambda: self._dispatcher.draining, sight)
+
+    def _watch_gpus(self) -> GpuWatch | None:
+        gpu = self._config.gpu
+        return GpuWatch(visible_gpus, gpu.look_s, self._clocks.monotonic) if gpu.required else None
 
     def _make_loop(self) -> Loop:
         caching, bulk = CachingVerbs(self._parts), BulkVerbs(self._parts)

@@ -9,6 +9,7 @@ from kvpool._version import __version__
 from kvpool.engine.outcomes import EngineNumbers
 from kvpool.metrics.catalogue import series_key
 from kvpool.model.identity import ClientKind, Mode
+from kvpool.server.gpus import GpuSight
 from kvpool.server.parts import Parts
 from kvpool.server.snapshot import ServerSnapshot
 
@@ -39,9 +40,18 @@ class Publisher:
         facts: see there.
         trouble: why new work is not taken; empty if it is.
         draining: whether the server shuts down.
+        sight: which GPUs are seen.
     """
 
-    def __init__(self, parts: Parts, facts: Facts, trouble: Callable[[], str], draining: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        facts: Facts,
+        trouble: Callable[[], str],
+        draining: Callable[[], bool],
+        sight: Callable[[], GpuSight],
+    ) -> None:
+        self._sight = sight
         self._parts = parts
         self._facts = facts
         self._trouble = trouble
@@ -52,8 +62,8 @@ class Publisher:
         """Return the server as it is now."""
         now_s = self._parts.clock()
         engine = self._parts.engine.numbers()
-        draining = self._draining()
-        reason = "draining" if draining else self._trouble()
+        draining, sight = self._draining(), self._sight()
+        reason = "draining" if draining else self._trouble() or sight.trouble
         uptime_s = now_s - self._facts.started_s
         self._gauges(engine, uptime_s, ready=not reason, draining=draining)
         self._count_clients()
@@ -65,6 +75,8 @@ class Publisher:
             ready=not reason,
             reason=reason,
             draining=draining,
+            gpus=sight.count,
+            gpu_reason=sight.reason,
             chunk_tokens=self._parts.config.chunk_tokens,
             l1_bytes=engine.l1_bytes,
             l1_used_bytes=engine.used_bytes,
@@ -104,4 +116,5 @@ class Publisher:
             # A scheduler registers a mode, too, but moves nothing.
             if client.mode is not None and client.kind is ClientKind.WORKER:
                 counts[_MODES[client.mode]] += 1
+        counts["kvpool_movers"] = len(self._parts.rings)
         self._parts.numbers.put_all(counts)

@@ -26,6 +26,12 @@ class ServerSnapshot:
     """Why it is not ready, for people; empty if it is."""
 
     draining: bool
+    gpus: int | None
+    """GPUs that are visible here; None if nobody looks for them, or none has been looked for yet."""
+
+    gpu_reason: str
+    """NoGPUVisible and the like, see ``kvpool.server.gpus``; empty if all is well or nobody looks."""
+
     chunk_tokens: int
     l1_bytes: int
     l1_used_bytes: int

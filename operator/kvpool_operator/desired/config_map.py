@@ -11,6 +11,7 @@ from kvpool._version import __version__
 from kvpool.model.identity import Mode
 from kvpool_operator.desired import names
 from kvpool_operator.desired.facts import Facts
+from kvpool_operator.desired.gpu import has_gpus
 from kvpool_operator.spec.pool import IpcMode, Pool
 
 __all__ = [
@@ -69,6 +70,7 @@ def server_config(pool: Pool, facts: Facts) -> config.ServerConfig:
             admin_socket=f"{ADMIN_FOLDER}/admin.sock",
         ),
         log=config.LogConfig(level=level),
+        **({"gpu": config.GpuConfig(required=True)} if has_gpus(pool) else {}),
     )
 
 

@@ -10,7 +10,7 @@ import threading
 import pytest
 from tests.fakes.running_server import running_server
 
-from kvpool.config import HttpConfig
+from kvpool.config import GpuConfig, HttpConfig
 from kvpool.wire import messages as m
 
 SHARD = 8192
@@ -116,3 +116,22 @@ def test_a_draining_server_is_live_and_not_ready(server):
         assert operations(server, "/live")[0] == 200
         assert operations(server, "/ready")[0] == 503
         c.ask(m.Unregister())
+
+
+def test_a_server_that_needs_gpus_and_sees_none_lives_is_not_ready_and_says_why(tmp_path):
+    with running_server(
+        tmp_path, http=HttpConfig(operations_port=0), gpu=GpuConfig(required=True, look_s=0.05)
+    ) as server:
+        deadline = threading.Event()
+        for _ in range(100):
+            server.ask(server.server._publish)
+            told = json.loads(operations(server, "/status")[1])
+            if told["gpu_reason"] != "NotLooked":
+                break
+            deadline.wait(0.05)
+
+        assert (told["gpus"], told["gpu_reason"], told["ready"]) == (0, "NoGPUVisible", False)
+        assert operations(server, "/ready")[0] == 503
+        assert operations(server, "/live")[0] == 200
+        with server.connect() as c:
+            assert c.welcome(), "whoever finds it is served all the same"

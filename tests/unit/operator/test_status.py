@@ -171,6 +171,11 @@ def test_unwired_pods_are_counted_and_one_is_named() -> None:
     assert "m/p0" in found.message
 
 
+        ("NRI", {"stats": (stats(gpus=8),), "node_gpus": {"n1": 8, "n2": 8}}, ("True", "GPUsVisible")),
+        ("NRI", {"stats": (stats(gpus=7),), "node_gpus": {"n1": 8}}, ("False", "FewerGPUsThanNode")),
+        ("DRA", {"stats": (stats(gpus=8, gpu_reason="MIGUnsupported"),)}, ("False", "MIGUnsupported")),
+        ("Privileged", {"stats": (stats(gpus=8, gpu_reason="DriverSilent"),)}, ("False", "DriverSilent")),
+        ("Auto", {"stats": (stats(gpu_reason="NotLooked"),)}, ("Unknown", "NotReported")),
 def test_rates_are_sums_over_servers_not_means() -> None:
     before = (stats("a", prompt_tokens=100, hit_tokens=100), stats("b"))
     after = (stats("a", prompt_tokens=200, hit_tokens=100), stats("b", prompt_tokens=900, hit_tokens=900))
@@ -180,6 +185,24 @@ def test_rates_are_sums_over_servers_not_means() -> None:
 
     assert result.hit_rate == "0.90"
     assert (result.capacity, result.clients) == ("2Gi", 2)
+
+@pytest.mark.parametrize(
+    ("mode", "hint"),
+    [
+        ("RuntimeClass", "NVIDIA_VISIBLE_DEVICES"),
+        ("NRI", "NRI_MANAGEMENT"),
+        ("DRA", "admin-access"),
+        ("Privileged", "loaded"),
+    ],
+)
+def test_a_server_without_gpus_is_a_problem_node_and_the_mode_says_where_to_look(mode: str, hint: str) -> None:
+    blind = seen(server("n1", "new", ready=False), stats=(stats(gpus=0, gpu_reason="NoGPUVisible"),), gpu_mode=mode)
+
+    result = judged(blind, of=pool(gpuAccess={"mode": mode}))
+
+    assert hint in condition(result, "GPUAccessReady").message
+    assert [(p.node, p.reason) for p in result.problem_nodes] == [("n1", "NoGPUVisible")]
+
 
 
 def test_a_restarted_server_counts_from_zero() -> None:
