@@ -70,7 +70,7 @@ def server_config(pool: Pool, facts: Facts) -> config.ServerConfig:
             admin_socket=f"{ADMIN_FOLDER}/admin.sock",
         ),
         log=config.LogConfig(level=level),
-        **({"gpu": config.GpuConfig(required=True)} if has_gpus(pool) else {}),
+        gpu=config.GpuConfig(required=True) if has_gpus(pool) else config.ServerConfig().gpu,
     )
 
 
