@@ -12,7 +12,7 @@ UV_VERSION := 0.13.9
 STAMP := $(VENV)/.installed
 PYTEST := $(PY) -m pytest
 # Folders of tests that need a machine, a cluster or an engine of their own; each has its own target.
-APART := --ignore=tests/engine --ignore=tests/gpu --ignore=tests/cluster --ignore=tests/chart
+APART := --ignore=tests/engine --ignore=tests/gpu --ignore=tests/cluster --ignore=tests/chart --ignore=tests/e2e
 OPS ?= 20000
 SEED ?=
 # Downloads and builds that outlive this folder.
@@ -20,11 +20,11 @@ export KVPOOL_CACHE ?= $(HOME)/.cache/kvpool
 export UV_CACHE_DIR ?= $(KVPOOL_CACHE)/uv
 RESULT ?= build/bench.json
 
-.PHONY: help setup lock demo test check lint types imports generate golden changes-check \
-	test-fast test-engine test-cluster test-gpu torture bench format clean
+.PHONY: help setup lock demo test check lint types imports generate golden freeze changes-check \
+	test-fast test-engine test-cluster e2e test-gpu torture bench format clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 setup: $(STAMP) ## install everything into .venv (fast when up to date)
 
@@ -44,7 +44,7 @@ lock: ## pin the versions of all packages again
 demo: setup ## a server, a real engine on CPU, and the second request that skips its prefix
 	$(PY) -m tools.demo
 
-test: check test-fast test-engine test-cluster torture ## all that needs no GPU
+test: check test-fast test-engine test-cluster e2e torture ## all that needs no GPU
 
 check: lint types imports changes-check generated ## style, types, arrows, derived files
 
@@ -73,6 +73,9 @@ golden: setup ## write the reviewed shape of the protocol and its recorded frame
 	$(PY) -c 'from tests.architecture.test_protocol import GOLDEN, described; GOLDEN.write_bytes(described())'
 	$(PY) -m tests.golden.test_frames
 
+freeze: setup ## keep the committed state as the release that the next one must get along with
+	$(PY) -m tools.freeze
+
 test-fast: setup ## unit, property, contract, integration and architecture tests
 	$(PYTEST) tests $(APART) -q
 
@@ -83,6 +86,14 @@ test-engine: setup ## tests with a real vLLM on CPU (its environment is installe
 test-cluster: setup ## the operator and its chart on a real control plane (built once, outside this folder)
 	$(PY) tools/cluster_assets.py --only control-plane
 	KVPOOL_EXPECT_CLUSTER=1 $(PYTEST) tests/cluster tests/chart -q
+
+e2e: setup ## the whole story with real pods on two real nodes (needs root, namespaces, buildah; says what is missing)
+	@status=0; reason=$$($(PY) -m tests.e2e.local) || status=$$?; \
+	case "$$status$(KVPOOL_EXPECT_NODES)" in \
+	0*) KVPOOL_EXPECT_NODES=1 $(PYTEST) tests/e2e -q ;; \
+	3) echo "e2e: skipped: $$reason" ;; \
+	*) echo "e2e: failed: $$reason"; exit 1 ;; \
+	esac
 
 test-gpu: setup ## tests on a CUDA device; skipped without one
 	@if nvidia-smi -L >/dev/null 2>&1; then $(PYTEST) tests/gpu -q; else echo "test-gpu: no CUDA device, skipped"; fi

@@ -12,10 +12,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class ServerProcess:
-    """Starts ``kvpool server``; the same folder keeps its segments over restarts."""
+    """Starts ``kvpool server``; the same folder keeps its segments over restarts. *code*: where kvpool lies."""
 
-    def __init__(self, folder: Path, *, size_bytes: int = 64 << 20, **sections) -> None:
+    def __init__(
+        self, folder: Path, *, size_bytes: int = 64 << 20, code: Path = ROOT / "cacheserver", **sections
+    ) -> None:
         self.folder = folder
+        self.code = code
         self.path = str(folder / "kvpool.sock")
         self.address = f"ipc://{self.path}"
         self.config = {
@@ -48,7 +51,7 @@ class ServerProcess:
                 [sys.executable, "-m", "kvpool.cli.main", "server", "--config", str(file)],
                 stdout=log,
                 stderr=log,
-                env=os.environ | {"PYTHONPATH": str(ROOT / "cacheserver")},
+                env=os.environ | {"PYTHONPATH": str(self.code)},
             )
 
     def kill(self) -> None:
