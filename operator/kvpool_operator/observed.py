@@ -107,6 +107,8 @@ class Observed:
     """GPUs of nodes, as their labels promise, where they do."""
     request_bytes: int = 0
     """Memory that a server asks of its node."""
+    startup_s: float = 0.0
+    """Time that a server may need to get ready; one that takes its time within it is no problem."""
     pods_refused: str = ""
     """Why pods cannot even be made, such as a namespace that allows less than they need."""
     error: str = ""

@@ -13,6 +13,7 @@ from kvpool_operator.desired import Facts, config_map, gpu, manifests, memory
 from kvpool_operator.errors import Absent, Conflict, InvalidPool, OperatorError, Permanent, Retryable
 from kvpool_operator.keys import ensure_key, known_key
 from kvpool_operator.observed import Observed, ServerPod, ServerStats, traffic
+from kvpool_operator.pace import Pace, flips, news
 from kvpool_operator.queue import Outcome
 from kvpool_operator.rollout import Decision, State, decide
 from kvpool_operator.settings import Settings
@@ -36,11 +37,11 @@ class _Memory:
     """What is remembered of a pool between passes; losing it costs one apply and one window."""
 
     uid: str
+    pace: Pace
     stats: tuple[ServerStats, ...] = ()
     before: tuple[ServerStats, ...] = ()
     read_s: float = float("-inf")
     window_s: int = 0
-    written_s: float = float("-inf")
     resynced_s: float = float("-inf")
     key_checked_s: float = float("-inf")
     server_key: str = ""
@@ -140,7 +141,9 @@ class Reconciler:
         """What is known of this very pool; at each resync everything is applied anew."""
         found = self._memories.get(pool.key)
         if found is None or found.uid != pool.uid:
-            found = self._memories[pool.key] = _Memory(pool.uid, resynced_s=self.clock())
+            found = self._memories[pool.key] = _Memory(
+                pool.uid, Pace(self.settings.status_gap_s), resynced_s=self.clock()
+            )
         if self.clock() - found.resynced_s >= self.settings.resync_s:
             found.resynced_s = self.clock()
             self._applied.forget(pool.uid)
@@ -177,6 +180,7 @@ class Reconciler:
             gpu_mode=str(mode),
             runtime_class_missing=wanted_class if missing else "",
             request_bytes=memory.request_bytes(pool),
+            startup_s=memory.startup_s(pool),
             pods_refused=await observe.refusal(self.cluster, pool, state, len(servers)),
             error=error,
             node_gpus=await self.surroundings.node_gpus() if gpu.has_gpus(pool) else {},
@@ -216,34 +220,36 @@ class Reconciler:
         memory_of.unwired = sum(not c.wired for c in seen.clients)
         if made == before:
             return True
-        if self.clock() - memory_of.written_s < self.settings.status_gap_s:
+        new = news(before, made)
+        if not memory_of.pace.due(self.clock(), new=new):
             return False
         try:
             await self.cluster.apply_status(*pool.key, dump(made))
         except (Absent, Conflict):
             return False
-        memory_of.written_s = self.clock()
+        memory_of.pace.written(self.clock(), new=new)
         await self._tell(pool, before, made)
         return True
 
     async def _tell(self, pool: Pool, before: PoolStatus, made: PoolStatus) -> None:
-        """One report for each condition that flipped; what was never said before did not flip."""
-        former = {c.type: c.status for c in before.conditions}
-        for condition in made.conditions:
-            if former.get(condition.type, condition.status) != condition.status:
-                text = f"{condition.type}={condition.status} {condition.reason}: {condition.message}"
-                self.report("condition.changed", pool.key, text)
-                if self.announce is not None:
-                    await self.announce(pool, condition)
+        """One report for each condition that flipped, one Event for those that flipped for one and the same reason."""
+        announced: set[tuple[str, str]] = set()
+        for condition in flips(before, made):
+            text = f"{condition.type}={condition.status} {condition.reason}: {condition.message}"
+            self.report("condition.changed", pool.key, text)
+            why = condition.reason, condition.message
+            if self.announce is not None and why not in announced:
+                announced.add(why)
+                await self.announce(pool, condition)
 
     def _outcome(self, decision: Decision, seen: Observed, *, error: str, written: bool) -> Outcome:
         if error:
             return Outcome(after_s=self.settings.stats_s)
-        if not written:
-            return Outcome(after_s=self.settings.status_gap_s)
         busy = decision.state not in (State.UP_TO_DATE, State.STOPPED, State.PAUSED, State.BY_KUBERNETES)
         unready = seen.daemon_set is None or not seen.daemon_set.settled
-        return Outcome(after_s=_SOON_S if busy or unready else self.settings.stats_s)
+        if busy or unready:
+            return Outcome(after_s=_SOON_S)
+        return Outcome(after_s=self.settings.stats_s if written else self.settings.status_gap_s)
 
 
 def _progress(pool: Pool, decision: Decision) -> Progress:

@@ -56,6 +56,8 @@ class ControlPlane:
     programs: dict[str, Path] = field(default_factory=lambda: assets(PROGRAMS))
     keep: bool = False
     """Leave the folder with its logs behind."""
+    node_lease_s: int = 40
+    """Leases of simulated nodes last so long; a thousand of them need longer ones, or they are most of the load."""
 
     def __enter__(self) -> Self:
         sweep(_base())
@@ -119,10 +121,12 @@ class ControlPlane:
         """End the API server at once; asked nicely it would wait a minute for its watchers."""
         self.processes.stop("kube-apiserver", grace_s=0.0)
 
-    def audit(self) -> Iterator[dict[str, Any]]:
-        """All entries of the audit log so far."""
-        for line in self.audit_log.read_text().splitlines():
-            yield json.loads(line)
+    def audit(self, offset: int = 0) -> Iterator[dict[str, Any]]:
+        """All entries of the audit log so far, or those after its first *offset* bytes."""
+        with self.audit_log.open() as log:
+            log.seek(offset)
+            for line in log.read().splitlines():
+                yield json.loads(line)
 
     def _write_files(self) -> None:
         self.authority = Authority(self.folder / "pki")
@@ -186,6 +190,7 @@ class ControlPlane:
             f"--root-ca-file={self.authority.file}",
             f"--service-account-private-key-file={self._sa_private}",
             "--use-service-account-credentials",
+            f"--node-monitor-grace-period={self.node_lease_s + 10}s",
         ]
 
     def _scheduler_command(self) -> list[str | Path]:
@@ -212,7 +217,7 @@ class ControlPlane:
             f"--kubeconfig={self.admin}",
             f"--config={self._stages()}",
             "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake",
-            "--node-lease-duration-seconds=40",
+            f"--node-lease-duration-seconds={self.node_lease_s}",
             f"--server-address={LOOPBACK}:{self._kwok}",
         ]
 

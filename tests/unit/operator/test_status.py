@@ -109,6 +109,26 @@ def test_a_node_without_room_says_how_much_is_needed() -> None:
     assert "Insufficient memory" in problem.message
 
 
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        ({"state_for_s": 59.0}, False),
+        ({"state_for_s": 59.0, "waiting": "ContainerCreating"}, False),
+        ({"state_for_s": 59.0, "deleting": True}, False),
+        ({"state_for_s": 61.0}, True),
+        ({"state_for_s": 59.0, "restarts": 1}, True),
+        ({"state_for_s": 59.0, "waiting": "ImagePullBackOff"}, True),
+        ({"state_for_s": 59.0, "waiting": "Unschedulable"}, True),
+        ({"state_for_s": 59.0, "reachable": False}, True),
+    ],
+)
+def test_a_server_that_takes_its_time_is_no_problem(more: dict[str, Any], problem: bool) -> None:
+    result = judged(seen(server("n1", "new"), server("n2", "new", ready=False, **more), startup_s=60.0))
+
+    assert result.problem_node_count == problem
+    assert condition(result, "Degraded").status == str(problem)
+
+
 def test_at_most_ten_problem_nodes_and_the_count_of_all() -> None:
     result = judged(seen(*(server(f"n{i:03}", "new", ready=False) for i in range(500))))
 

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pure: when the status of a pool is written. What flips is said at once; what only counts on, ever more seldom."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from kvpool_operator.spec import Condition, PoolStatus
+
+__all__ = ["Pace", "flips", "news"]
+
+_LONGEST_S: Final = 60.0
+
+
+@dataclass(slots=True)
+class Pace:
+    """The writes of one pool's status.
+
+    Each write that only brings numbers up to date doubles the gap to the next one, up to a minute; a write that says
+    something new, or a quiet stretch, sets it back. So a rollout over a thousand nodes costs a handful of writes.
+
+    Args:
+        gap_s: least time between two writes.
+    """
+
+    gap_s: float
+    _written_s: float = float("-inf")
+    _now_gap_s: float = 0.0
+
+    def due(self, now_s: float, *, new: bool) -> bool:
+        """True if the status may be written now; *new* if it says more than new numbers."""
+        return now_s - self._written_s >= (self.gap_s if new else max(self.gap_s, self._now_gap_s))
+
+    def written(self, now_s: float, *, new: bool) -> None:
+        """It was."""
+        quiet = now_s - self._written_s > 2 * max(self.gap_s, self._now_gap_s)
+        self._now_gap_s = self.gap_s if new or quiet else min(_LONGEST_S, 2 * max(self.gap_s, self._now_gap_s))
+        self._written_s = now_s
+
+
+def flips(before: PoolStatus, made: PoolStatus) -> tuple[Condition, ...]:
+    """Conditions whose status is not what it was. What was never said before did not flip."""
+    former = {c.type: c.status for c in before.conditions}
+    return tuple(c for c in made.conditions if former.get(c.type, c.status) != c.status)
+
+
+def news(before: PoolStatus, made: PoolStatus) -> bool:
+    """True if *made* says more than other numbers: another spec was seen, or a condition flipped or is new."""
+    if before.observed_generation != made.observed_generation or len(before.conditions) != len(made.conditions):
+        return True
+    return bool(flips(before, made))

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How often a status is written: news soon, numbers ever more seldom, and never more than once in a gap."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from tests.unit.operator.cases import with_identity
+
+from kvpool_operator.observed import DaemonSetState, Observed, ServerPod
+from kvpool_operator.pace import Pace, flips, news
+from kvpool_operator.spec import PoolStatus, parse_pool
+from kvpool_operator.status import Progress, status
+
+GAP_S = 5.0
+
+
+@dataclass
+class Writer:
+    """Offers a status every second, as a busy pool does."""
+
+    pace: Pace = field(default_factory=lambda: Pace(GAP_S))
+    now_s: float = 0.0
+    writes: list[float] = field(default_factory=list)
+
+    def offer(self, seconds: int, *, new: bool = False) -> None:
+        for _ in range(seconds):
+            if self.pace.due(self.now_s, new=new):
+                self.pace.written(self.now_s, new=new)
+                self.writes.append(self.now_s)
+            self.now_s += 1.0
+
+    def rest(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+def test_the_first_write_is_due_at_once_and_the_next_after_the_gap() -> None:
+    writer = Writer()
+
+    writer.offer(1, new=True)
+    writer.offer(4, new=True)
+    assert writer.writes == [0.0]
+    writer.offer(1, new=True)
+    assert writer.writes == [0.0, 5.0]
+
+
+def test_numbers_that_count_on_are_written_ever_more_seldom_but_at_least_once_a_minute() -> None:
+    writer = Writer()
+    writer.offer(1, new=True)
+
+    writer.offer(600)
+
+    assert writer.writes[:5] == [0.0, 5.0, 15.0, 35.0, 75.0]
+    gaps = [b - a for a, b in zip(writer.writes, writer.writes[1:], strict=False)]
+    assert max(gaps) == 60.0
+    assert len(writer.writes) <= 6 + 600 / 60
+
+
+def test_news_need_not_wait_for_the_longer_gap_and_set_it_back() -> None:
+    writer = Writer()
+    writer.offer(1, new=True)
+    writer.offer(100)
+    before = len(writer.writes)
+
+    writer.offer(1, new=True)
+    writer.offer(6)
+
+    assert len(writer.writes) == before + 2
+
+
+def test_a_quiet_stretch_sets_the_gap_back() -> None:
+    writer = Writer()
+    writer.offer(1, new=True)
+    writer.offer(100)
+    writer.rest(1000.0)
+    before = len(writer.writes)
+
+    writer.offer(6)
+
+    assert len(writer.writes) == before + 2
+
+
+def judged(*ready: bool, generation: int = 1, before: PoolStatus | None = None, settled: bool = True) -> PoolStatus:
+    body = with_identity({"metadata": {"name": "a", "generation": generation}, "spec": {"l1": {"size": "1Gi"}}})
+    pods = [ServerPod(name=f"s{i}", uid=f"{i}", node=f"n{i}", revision="r", ready=r) for i, r in enumerate(ready)]
+    state = DaemonSetState(generation=2, observed_generation=2 if settled else 1, desired=len(pods), revision="r")
+    seen = Observed(daemon_set=state, servers=tuple(pods))
+    return status(parse_pool(body), seen, Progress("UpToDate"), before or PoolStatus(), "2030-01-01T00:00:00Z")
+
+
+def test_other_numbers_alone_are_no_news() -> None:
+    before = judged(True, False, False)
+    made = judged(True, True, False, before=before)
+
+    assert made != before
+    assert not news(before, made)
+    assert flips(before, made) == ()
+
+
+@pytest.mark.parametrize(
+    ("made", "flipped"),
+    [
+        (judged(True, True, before=judged(True, False)), {"Ready", "Progressing", "Degraded"}),
+        (judged(True, False, generation=2), set()),
+    ],
+    ids=["a condition flips", "another spec"],
+)
+def test_what_is_news(made: PoolStatus, flipped: set[str]) -> None:
+    before = judged(True, False)
+
+    assert news(before, made)
+    assert {c.type for c in flips(before, made)} == flipped
+
+
+def test_a_first_status_is_news_and_flips_nothing() -> None:
+    assert news(PoolStatus(), judged(True))
+    assert flips(PoolStatus(), judged(True)) == ()
