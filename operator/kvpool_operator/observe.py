@@ -3,7 +3,7 @@
 
 import asyncio
 import datetime as dt
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
 import aiohttp
@@ -14,7 +14,7 @@ from kvpool_operator.errors import Absent
 from kvpool_operator.observed import ClientPod, DaemonSetState, ServerPod, ServerStats
 from kvpool_operator.spec import Pool
 
-__all__ = ["clients", "daemon_set", "read_stats", "refusal", "servers"]
+__all__ = ["clients", "daemon_set", "read_stats", "refusal", "servers", "unwatched"]
 
 _GROUP_LABELS: Final = (
     ("kvpool.dev/group",),
@@ -71,11 +71,17 @@ def _when(event: Mapping[str, Any]) -> str:
     return str(series.get("lastObservedTime") or event.get("deprecatedLastTimestamp") or event.get("eventTime") or "")
 
 
-async def clients(cluster: Cluster, pool: Pool) -> tuple[ClientPod, ...]:
-    """Running pods that opted in, in the namespaces that may."""
+def unwatched(pool: Pool, watched: Collection[str]) -> tuple[str, ...]:
+    """Namespaces that may use *pool* and into which this operator must not look; *watched* is empty if it may all."""
+    return tuple(sorted(set(pool.spec.clients.allowed_namespaces) - set(watched))) if watched else ()
+
+
+async def clients(cluster: Cluster, pool: Pool, watched: Collection[str] = ()) -> tuple[ClientPod, ...]:
+    """Running pods that opted in, in the namespaces that may and that are *watched* (empty: all are)."""
     selector = f"{names.POOL_LABEL}={pool.name},{names.ROLE_LABEL}!=server"
     found: list[ClientPod] = []
-    for namespace in sorted({pool.namespace, *pool.spec.clients.allowed_namespaces}):
+    allowed = {pool.namespace, *pool.spec.clients.allowed_namespaces}
+    for namespace in sorted(allowed - set(unwatched(pool, watched))):
         found += [_client(p) for p in await cluster.list(PODS, namespace, selector) if _runs(p)]
     return tuple(sorted(found, key=lambda c: (c.namespace, c.name)))
 

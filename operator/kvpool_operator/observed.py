@@ -98,6 +98,8 @@ class Observed:
     daemon_set: DaemonSetState | None = None
     servers: tuple[ServerPod, ...] = ()
     clients: tuple[ClientPod, ...] = ()
+    unwatched: tuple[str, ...] = ()
+    """Namespaces of possible clients into which the operator must not look."""
     stats: tuple[ServerStats, ...] = ()
     window: Window = Window()
     gpu_mode: str = ""

@@ -165,6 +165,7 @@ class Reconciler:
             self._applied.forget(found.uid)
 
     async def _observe(self, pool: Pool, facts: Facts, memory_of: _Memory, error: str) -> Observed:
+        watched = self.settings.watch_namespaces
         servers = await observe.servers(self.cluster, pool, self.wall())
         await self._refresh_stats(pool, servers, memory_of)
         mode = gpu.mode_in_use(pool, facts)
@@ -174,7 +175,8 @@ class Reconciler:
         return Observed(
             daemon_set=state,
             servers=servers,
-            clients=await observe.clients(self.cluster, pool),
+            clients=await observe.clients(self.cluster, pool, watched),
+            unwatched=observe.unwatched(pool, watched),
             stats=memory_of.stats,
             window=traffic(memory_of.before, memory_of.stats, memory_of.window_s),
             gpu_mode=str(mode),

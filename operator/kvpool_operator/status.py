@@ -123,6 +123,9 @@ def _clients_wired(seen: Observed) -> Finding:
     unwired = sorted(f"{c.namespace}/{c.name}" for c in seen.clients if not c.wired)
     if unwired:
         return Finding("False", "UnwiredPods", f"{len(unwired)} pods opted in but are not wired, first {unwired[0]}")
+    if seen.unwatched:
+        text = f"the operator does not watch {len(seen.unwatched)} namespaces that may use the pool, first "
+        return Finding("Unknown", "NamespacesNotWatched", f"{text}{seen.unwatched[0]}; add them to its watchNamespaces")
     if not seen.clients:
         return Finding("Unknown", "NoClients", "no pod has opted in")
     return Finding("True", "AllWired", f"{len(seen.clients)} pods are wired")

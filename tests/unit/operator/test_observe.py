@@ -156,6 +156,16 @@ def test_clients_and_their_engines() -> None:
     ]
 
 
+def test_namespaces_that_are_not_watched_are_not_looked_into() -> None:
+    objects: Any = Objects(pods=[pod("c1", role="")])
+
+    asyncio.run(observe.clients(objects, POOL, ("models",)))
+    assert objects.listed == ["pods"]
+    assert observe.unwatched(POOL, ("models",)) == ("other",)
+    assert observe.unwatched(POOL, ("models", "other")) == ()
+    assert observe.unwatched(POOL, ()) == (), "all are watched"
+
+
 def test_the_newest_revision_counts() -> None:
     owner = [{"uid": "ds"}]
     labels = {names.ROLE_LABEL: "server"}

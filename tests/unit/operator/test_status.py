@@ -191,11 +191,18 @@ def test_unwired_pods_are_counted_and_one_is_named() -> None:
     assert "m/p0" in found.message
 
 
-        ("NRI", {"stats": (stats(gpus=8),), "node_gpus": {"n1": 8, "n2": 8}}, ("True", "GPUsVisible")),
-        ("NRI", {"stats": (stats(gpus=7),), "node_gpus": {"n1": 8}}, ("False", "FewerGPUsThanNode")),
-        ("DRA", {"stats": (stats(gpus=8, gpu_reason="MIGUnsupported"),)}, ("False", "MIGUnsupported")),
-        ("Privileged", {"stats": (stats(gpus=8, gpu_reason="DriverSilent"),)}, ("False", "DriverSilent")),
-        ("Auto", {"stats": (stats(gpu_reason="NotLooked"),)}, ("Unknown", "NotReported")),
+def test_clients_in_namespaces_that_are_not_watched_are_unknown_but_a_known_unwired_one_comes_first() -> None:
+    def wired(*clients: ClientPod) -> Condition:
+        observed = seen(server("n1", "new"), clients=clients, unwatched=("ml-b", "ml-c"))
+        return condition(judged(observed), "ClientsWired")
+
+    assert (wired().status, wired().reason) == ("Unknown", "NamespacesNotWatched")
+    assert "2 namespaces" in wired().message
+    assert "ml-b" in wired().message
+    assert wired(ClientPod(namespace="m", name="p", node="n1")).reason == "NamespacesNotWatched"
+    assert wired(ClientPod(namespace="m", name="p", node="n1", wired=False)).reason == "UnwiredPods"
+
+
 def test_rates_are_sums_over_servers_not_means() -> None:
     before = (stats("a", prompt_tokens=100, hit_tokens=100), stats("b"))
     after = (stats("a", prompt_tokens=200, hit_tokens=100), stats("b", prompt_tokens=900, hit_tokens=900))
