@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from kvpool_operator.gpu_access import gpu_access, gpu_troubles
 from kvpool_operator.observed import Observed, ServerPod
-from kvpool_operator.spec.pool import GpuMode, Pool
+from kvpool_operator.spec.pool import Pool
 from kvpool_operator.spec.quantity import binary
 from kvpool_operator.spec.report import (
     MAX_PROBLEM_NODES,
@@ -158,6 +158,11 @@ def _problem(pod: ServerPod, seen: Observed, gpus: str) -> ProblemNode | None:
     elif reason == "Unschedulable":
         message = f"the server needs {binary(seen.request_bytes)} of memory; {message}"
     return ProblemNode(node=pod.node, reason=reason, message=message[:256])
+
+
+def _takes_its_time(pod: ServerPod, startup_s: float) -> bool:
+    """True while a server starts or ends as every server does."""
+    return pod.waiting in ("", "ContainerCreating") and not pod.restarts and pod.state_for_s < startup_s
 
 
 def _traffic(seen: Observed) -> Traffic | None:

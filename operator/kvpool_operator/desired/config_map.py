@@ -18,14 +18,14 @@ __all__ = [
     "ADMIN_FOLDER",
     "CONFIG_FOLDER",
     "KEY_FOLDER",
-    "SOCKET_FOLDER",
     "SERVER_KEY",
+    "SOCKET_FOLDER",
     "TOKEN_FILE",
     "client_config",
     "client_config_map",
     "config_hash",
-    "server_config",
     "node_address",
+    "server_config",
     "server_config_map",
     "serves_tcp",
 ]
@@ -35,9 +35,9 @@ KEY_FOLDER: Final = "/etc/kvpool-key"
 SOCKET_FOLDER: Final = "/run/kvpool"
 ADMIN_FOLDER: Final = "/run/kvpool-admin"
 TOKEN_FILE: Final = "/var/run/secrets/kvpool.dev/token"  # noqa: S105 - a path
-_ISSUER_KEYS: Final = "issuer.jwks"
 SERVER_KEY: Final = "server-key"
 """Entry of the clients' ConfigMap with the server's public key, and its file's name in an engine's pod."""
+_ISSUER_KEYS: Final = "issuer.jwks"
 _ANY_ADDRESS: Final = "0.0.0.0"  # noqa: S104 - the pod's own network; NetworkPolicy and tokens decide who enters
 _OPEN_SOCKET: Final = 0o666
 """Engines run under any user id; the token is what proves them."""
@@ -127,9 +127,9 @@ def client_config(pool: Pool, server_key: str, *, socket: bool | None = None) ->
         server_key=server_key if serves_tcp(pool) else "",
         token_file=TOKEN_FILE if serves_tcp(pool) else "",
         store_generated=pool.spec.store.generated_tokens,
+        **modes.get(pool.spec.transfer.mode, {}),
     )
 
-        **modes.get(pool.spec.transfer.mode, {}),
 
 def config_hash(pool: Pool, facts: Facts) -> str:
     """Changes when servers must start anew: not for another operator version, nor when other pools come and go."""
