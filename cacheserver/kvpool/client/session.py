@@ -7,7 +7,6 @@ Used by the Link's thread alone. A session never heals: it ends with SessionOver
 """
 
 import logging
-from collections.abc import Iterator
 from time import monotonic
 from typing import Any, Final, TypeVar
 
@@ -162,16 +161,19 @@ class Session:
             SessionOverError: the server is gone, silent, restarted, or does not know this client any more.
         """
         now_s = monotonic()
-        for pipe in self._pipes():
+        pipes = self._pipes()
+        for pipe in pipes:
             pipe.flush(now_s)
-        self._door.wait((p.connection for p in self._pipes()), self._pause_s(now_s))
-        for pipe in self._pipes():
-            self._receive(pipe)
-        now_s = monotonic()
-        for pipe in self._pipes():
-            pipe.expire(now_s)
+        self._door.wait(tuple(p.connection for p in pipes), self._pause_s(now_s))
+        alarmed = any(p.connection.alarmed for p in pipes)
+        for pipe in pipes:
             # Replies that stood in the queue count, also those that came while this process was stopped.
-            if ended := pipe.connection.ended():
+            if alarmed or pipe.connection.readable:
+                self._receive(pipe)
+        now_s = monotonic()
+        for pipe in pipes:
+            pipe.expire(now_s)
+            if alarmed and (ended := pipe.connection.ended()):
                 raise SessionOverError(ServerUnavailable(ended))
         self._renew(now_s)
         self._beat(now_s)
@@ -258,10 +260,8 @@ class Session:
             times.append(self._renew_s)
         return max(0.0, min(times, default=now_s + self._silent_s) - now_s)
 
-    def _pipes(self) -> Iterator[Pipe]:
-        yield self._control
-        if self._bulk is not None:
-            yield self._bulk
+    def _pipes(self) -> tuple[Pipe, ...]:
+        return (self._control,) if self._bulk is None else (self._control, self._bulk)
 
     def _bulk_pipe(self, welcome: Welcome) -> Pipe:
         """Open the bulk connection: unencrypted where the pool wants that, else the way the control one went."""

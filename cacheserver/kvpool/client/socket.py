@@ -8,7 +8,7 @@ was replaced behind it, can hang nothing, and what was queued for the old server
 import contextlib
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Sequence
 from typing import Final
 
 import zmq
@@ -47,6 +47,9 @@ class Connection:
             self._socket.curve_serverkey = server_key.encode()
         self._monitor = self._socket.get_monitor_socket(sum(_ENDINGS))
         self._ended = ""
+        self._alarmed = False
+        self.readable = False
+        """True if the last wait found a message."""
         try:
             self._socket.connect(address)
         except zmq.ZMQError as e:
@@ -67,6 +70,15 @@ class Connection:
         except zmq.Again:
             return None
         return [f.bytes if len(f) < _COPY_LIMIT_BYTES else f.buffer for f in frames]
+
+    @property
+    def alarmed(self) -> bool:
+        """True if the last wait found news of the connection itself: ``ended`` says which."""
+        return self._alarmed or bool(self._ended)
+
+    def note(self, found: Container[object]) -> None:
+        """Learn what a wait found; the Door alone calls this."""
+        self.readable, self._alarmed = self._socket in found, self._monitor in found
 
     def ended(self) -> str:
         """Return why the connection is over, or an empty text while it is not."""
@@ -97,6 +109,8 @@ class Door:
         self._lock = threading.Lock()
         self._closed = False
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._watched: tuple[Connection, ...] = ()
+        self._poller = self._watch(())
 
     def connect(self, address: str, server_key: str, connect_s: float) -> Connection:
         """Begin a connection; returns at once, and ``Connection.ended`` tells if it fails."""
@@ -108,17 +122,17 @@ class Door:
             if not self._closed:
                 os.eventfd_write(self._wakeup, 1)
 
-    def wait(self, connections: Iterable[Connection], timeout_s: float) -> None:
-        """Return when a connection has news, somebody wakes, or time is up."""
-        poller = zmq.Poller()
-        poller.register(self._wakeup, zmq.POLLIN)
-        for connection in connections:
-            for socket in connection.sockets():
-                poller.register(socket, zmq.POLLIN)
+    def wait(self, connections: tuple[Connection, ...], timeout_s: float) -> None:
+        """Return when a connection has news (which it then knows of), somebody wakes, or time is up."""
+        if connections != self._watched:
+            self._poller, self._watched = self._watch(connections), connections
         # Rounded up: a wait that ends just before a deadline would spin until it.
-        poller.poll(max(0, int(timeout_s * 1000) + 1))
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._wakeup)
+        found = dict(self._poller.poll(max(0, int(timeout_s * 1000) + 1)))
+        for connection in connections:
+            connection.note(found)
+        if self._wakeup in found:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._wakeup)
 
     def close(self) -> None:
         """Close the context and whatever connection is left. Idempotent; by the thread that used it."""
@@ -128,3 +142,11 @@ class Door:
             self._closed = True
             os.close(self._wakeup)
         self._context.destroy(linger=0)
+
+    def _watch(self, connections: tuple[Connection, ...]) -> zmq.Poller:
+        poller = zmq.Poller()
+        poller.register(self._wakeup, zmq.POLLIN)
+        for connection in connections:
+            for socket in connection.sockets():
+                poller.register(socket, zmq.POLLIN)
+        return poller
