@@ -268,6 +268,7 @@ _AUDIT_POLICY: dict[str, Any] = {
         {"level": "None", "userGroups": ["system:serviceaccounts:kube-system", "system:nodes"]},
         {"level": "None", "users": ["admin"]},
         {"level": "Metadata"},
+        texts.append((Path(__file__).parent / "crashing-server.yaml").read_text())
     ],
 }
 

@@ -27,7 +27,7 @@ class Operator:
     more: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        (self._port,) = free_ports(1)
+        (self.port,) = free_ports(1)
 
     def start(self) -> None:
         """Start it and wait until it says that it is well; again after a stop."""
@@ -37,7 +37,7 @@ class Operator:
             "KVPOOL_OPERATOR_NAMESPACE": NAMESPACE,
             "KVPOOL_OPERATOR_IDENTITY": self.name,
             "KVPOOL_OPERATOR_STATS_URL": self.stats_url,
-            "KVPOOL_OPERATOR_HEALTH_PORT": str(self._port),
+            "KVPOOL_OPERATOR_HEALTH_PORT": str(self.port),
             "KVPOOL_OPERATOR_STATS_S": "2",
             "KVPOOL_OPERATOR_STATUS_GAP_S": "1",
             "KVPOOL_OPERATOR_LEASE_S": "4",
@@ -48,7 +48,7 @@ class Operator:
 
     def well(self) -> bool:
         """True if it says so."""
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=2)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=2)
         with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
             connection.request("GET", "/healthz")
             return connection.getresponse().status == http.client.OK

@@ -20,6 +20,8 @@ class Statistics:
         self.clients = 0
         self.series: dict[str, float] = {}
         self.used_bytes = 0
+        self.more: dict[str, Any] = {}
+        """Further fields, and others than the usual ones."""
 
     def of(self, ip: str) -> dict[str, Any]:
         """The answer for the pod at *ip*."""
@@ -32,6 +34,7 @@ class Statistics:
             "l1_used_bytes": self.used_bytes,
             "clients": self.clients,
             "series": dict(self.series),
+            **self.more,
         }
 
 
