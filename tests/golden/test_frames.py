@@ -37,6 +37,8 @@ GROUPS = (
 )
 LIMITS = m.Limits(frame_bytes=4 << 20, chunks=8192, in_flight=256, bulk_window=4)
 
+RING = m.RingFacts(device=ID, handle=ID * 4, slot_bytes=1 << 25, slots=4, generation=2)
+
 REQUESTS = (
     m.Hello(
         version_min=1,
@@ -52,7 +54,16 @@ REQUESTS = (
     ),
     m.AttachBulk(ticket=ID),
     m.Renew(credential="text"),
-    m.Register(namespace=NAMESPACE, groups=GROUPS, shards=(0, 1), readers=2, modes=(Mode.CLIENT_MOVED, Mode.STREAMED)),
+    m.Register(
+        namespace=NAMESPACE,
+        groups=GROUPS,
+        shards=(0, 1),
+        readers=2,
+        modes=(Mode.RING, Mode.STREAMED),
+        ring=RING,
+        process_id=7,
+    ),
+    m.WatchRing(joined=True, retired="why", wait_s=1.5),
     m.Unregister(),
     m.Lookup(request_id="r-1", lookup_id=ID, shards=(0, 1)),
     m.LookupStatus(lookup_id=ID, wait_s=1.5),
@@ -89,13 +100,14 @@ REPLIES = (
     m.Attached(),
     m.Renewed(identity_expires_s=600.0),
     m.Registered(mode=Mode.STREAMED, reason="why"),
+    m.RingNews(state=m.RingState.READY, address="unix:kvpool.sock.m1", secret=ID, reason="why"),
     m.Unregistered(known=True),
     m.Found(chunks=3, coming=2, reason="missing"),
     m.Freed(chunks=3),
-    m.Prepared(write=3),
+    m.Prepared(write=3, grant=ID),
     m.Wrote(),
     m.Stored(stored=3),
-    m.Readable(chunks=3),
+    m.Readable(chunks=3, grant=ID),
     m.Bytes(),
     m.Retrieved(vouched=3),
     m.Ended(leases=1),

@@ -130,7 +130,7 @@ REFUSED: list[tuple[str, Callable[[], object], list[str]]] = [
         ["server_key_file", "one"],
     ),
     ("two credentials", lambda: decode_client(b'{"secret_file": "a", "token_file": "b"}', {}), ["secret_file", "one"]),
-    ("mode to come", lambda: decode_client(b'{"modes": ["ring"]}', {}), ["modes", "ring", "client-moved"]),
+    ("mode to come", lambda: decode_client(b'{"modes": ["mapped"]}', {}), ["modes", "mapped", "client-moved"]),
     ("no mode", lambda: decode_client(b'{"modes": []}', {}), ["modes"]),
 ]
 

@@ -20,6 +20,7 @@ __all__ = [
     "LimitConfig",
     "ListenConfig",
     "LogConfig",
+    "MoverConfig",
     "Section",
     "ServerConfig",
 ]
@@ -180,7 +181,6 @@ class HttpConfig(Section, frozen=True, kw_only=True):
     )
 
 
-class LogConfig(Section, frozen=True, kw_only=True):
 class GpuConfig(Section, frozen=True, kw_only=True):
     """The node's GPUs, as far as they decide whether the server is ready."""
 
@@ -190,13 +190,13 @@ class GpuConfig(Section, frozen=True, kw_only=True):
     look_s: Annotated[float, Meta(gt=0, le=600, description="Time between two looks at the devices.")] = 10.0
 
 
+class LogConfig(Section, frozen=True, kw_only=True):
     """Structured logs on standard error."""
 
     level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="Least level written.")] = "info"
     format: Annotated[Literal["json", "text"], Meta(description="One JSON object a line, or text for people.")] = "json"
 
 
-class ServerConfig(Section, frozen=True, kw_only=True):
 class MoverConfig(Section, frozen=True, kw_only=True):
     """Movers: processes between the rings of GPU clients and L1."""
 
@@ -212,6 +212,7 @@ class MoverConfig(Section, frozen=True, kw_only=True):
     ] = 5.0
 
 
+class ServerConfig(Section, frozen=True, kw_only=True):
     """What a cache server needs to start; its JSON is what the operator mounts."""
 
     written_for: Annotated[
@@ -234,10 +235,11 @@ class MoverConfig(Section, frozen=True, kw_only=True):
     l1: L1Config = L1Config()
     leases: LeaseConfig = LeaseConfig()
     limits: LimitConfig = LimitConfig()
+    mover: MoverConfig = MoverConfig()
     http: HttpConfig = HttpConfig()
+    gpu: GpuConfig = GpuConfig()
     log: LogConfig = LogConfig()
 
-    gpu: GpuConfig = GpuConfig()
 
 class ClientConfig(Section, frozen=True, kw_only=True):
     """What an engine needs to reach the server of its node; the connector's extra config and the environment."""
@@ -249,6 +251,9 @@ class ClientConfig(Section, frozen=True, kw_only=True):
         str, Meta(pattern="^(ipc://.+|tcp://.+:[0-9]+)$", description="Address: ipc:///path or tcp://host:port.")
     ] = "ipc:///run/kvpool/kvpool.sock"
     server_key: Annotated[str, Meta(description="The server's public CURVE key (Z85); needed with tcp.")] = ""
+    server_key_file: Annotated[
+        str, Meta(description="File with the same key, read at each connection; it may be written later.")
+    ] = ""
     secret_file: Annotated[str, Meta(description="File with the shared secret.")] = ""
     token_file: Annotated[
         str, Meta(description="File with the pod's projected token; read again when it is renewed.")
@@ -256,19 +261,23 @@ class ClientConfig(Section, frozen=True, kw_only=True):
     role: Annotated[Role, Meta(description="both, producer or consumer.")] = Role.BOTH
     modes: Annotated[
         tuple[Mode, ...], Meta(min_length=1, description="Transfer modes to offer, in order of preference.")
-    ] = (Mode.CLIENT_MOVED, Mode.STREAMED)
+    ] = (Mode.RING, Mode.CLIENT_MOVED, Mode.STREAMED)
     connect_s: Annotated[float, Meta(gt=0, le=60, description="Deadline of the handshake.")] = 2.0
     request_s: Annotated[float, Meta(gt=0, le=60, description="Deadline of a control request.")] = 2.0
     lookup_s: Annotated[float, Meta(gt=0, le=60, description="A lookup without an answer for this long is a miss.")] = (
         1.0
     )
     transfer_s: Annotated[float, Meta(gt=0, le=600, description="Deadline of one store or load, whole.")] = 30.0
+    ring_slots: Annotated[
+        int, Meta(ge=2, le=64, description="Slots of the ring for each direction; fewer if memory is short.")
+    ] = 4
+    ring_slot_bytes: Annotated[int, Meta(ge=MIB, le=GIB, description="Device memory of one slot.")] = 32 * MIB
+    ring_keep_bytes: Annotated[
+        int, Meta(ge=0, le=1 << 40, description="Device memory that stays free beside the ring.")
+    ] = 512 * MIB
     store_generated: Annotated[bool, Meta(description="Store generated tokens, too.")] = False
     label: Annotated[
         str, Meta(max_length=253, description="Name of this client on the admin face (the pod's name).")
-    ] = ""
-    server_key_file: Annotated[
-        str, Meta(description="File with the same key, read at each connection; it may be written later.")
     ] = ""
     node: Annotated[
         str, Meta(max_length=253, description="Name of this machine (the node's name); empty asks the kernel.")

@@ -227,7 +227,7 @@ _SERVER_CHECKS: Final[tuple[_Check, ...]] = (
     ),
 )
 
-_MODES: Final = (Mode.CLIENT_MOVED, Mode.STREAMED)
+_MODES: Final = (Mode.RING, Mode.CLIENT_MOVED, Mode.STREAMED)
 
 _CLIENT_CHECKS: Final[tuple[_Check, ...]] = (
     (

@@ -57,6 +57,13 @@ class Client:
     ledger: PinLedger
     seen_s: float
     registration: Registration | None = None
+    mover: bytes = b""
+    """Id of the mover that carries this client's chunks; empty while the client or the server itself does."""
+
+    @property
+    def writer(self) -> bytes:
+        """Who writes to the slots of this client's stores."""
+        return self.mover or self.client_id
 
     def registered(self) -> Registration:
         """Return what the client registered.

@@ -45,6 +45,9 @@ class Core:
     stores: Leases[StoreLease] = field(default_factory=Leases)
     waiting: Waiting = field(default_factory=Waiting)
     counters: Counters = field(default_factory=Counters)
+    movers: set[bytes] = field(default_factory=set)
+    """Ids of movers that are not known to be reaped."""
+
     now_s: float = 0.0
     """The latest time that anybody named."""
 

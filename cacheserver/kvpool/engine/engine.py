@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvpool.config import ServerConfig
+from kvpool.engine.claims import MoverClaims
 from kvpool.engine.clients import Client
 from kvpool.engine.core import Core
 from kvpool.engine.lookup import Lookups
@@ -59,6 +60,7 @@ class Engine:
         self._releases = Releases(self._core, self._lookups, self._stores)
         self._members = Members(self._core, self._releases, self._lookups)
         self._upkeep = Upkeep(self._core, self._releases, self._lookups, fetches)
+        self.movers = MoverClaims(self._core, self._releases, self._lookups)
 
     def recover(self, now_s: float) -> Recovery:
         """Adopt what the arena found of a former server; call once, before serving."""
@@ -267,8 +269,6 @@ class Engine:
         cleared = self._releases.clear(tenant, model, forced=forced)
         self._lookups.arrivals()
         return cleared
-
-    # Upkeep
 
     def tick(self, now_s: float) -> None:
         """Do what is due: expiries, tiers' completions, proofs about writers, a small batch of eviction."""

@@ -18,7 +18,7 @@ from kvpool.index.phases import READY
 from kvpool.model.checksum import CHECKSUM_BYTES
 from kvpool.model.errors import InvalidRange, LimitExceeded, Malformed, UnknownLease
 from kvpool.model.identity import Mode
-from kvpool.model.slots import PLACEMENT, Disposition, SlotArray
+from kvpool.model.slots import PLACEMENT, SERVER_OWNED, Disposition, SlotArray
 
 __all__ = ["Piece", "Retrieves"]
 
@@ -58,11 +58,26 @@ class Retrieves:
         )
         plan.placements["disposition"] = _LOST
         plan.placements["length"] = lease.scope.groups[place[0]].shard_bytes
-        owned = registration.mode is Mode.CLIENT_MOVED and self._core.index.owned_by(slots, client.tenant)
-        self._fill(plan, held, slots, np.asarray(owned))
+        self._fill(plan, held, slots, self._in_place(client, registration.mode, slots), by_mover=bool(client.mover))
         return plan
 
-    def _fill(self, plan: ReadPlan, held: NDArray[np.bool_], slots: SlotArray, owned: NDArray[np.bool_]) -> None:
+    def _in_place(self, client: Client, mode: Mode, slots: SlotArray) -> NDArray[np.bool_]:
+        """Return which slots the client, or its mover, may read where they are."""
+        if client.mover:
+            return self._core.index.owned_by(slots, SERVER_OWNED)
+        if mode is Mode.CLIENT_MOVED:
+            return self._core.index.owned_by(slots, client.tenant)
+        return np.zeros(len(slots), dtype=np.bool_)
+
+    def _fill(
+        self,
+        plan: ReadPlan,
+        held: NDArray[np.bool_],
+        slots: SlotArray,
+        owned: NDArray[np.bool_],
+        *,
+        by_mover: bool,
+    ) -> None:
         at = np.flatnonzero(held)
         rows = plan.placements
         rows["slot"] = -1
@@ -75,6 +90,8 @@ class Retrieves:
             headers = self._core.arena.rows(slots)
             plan.checksums[at] = headers["checksum"]
             plan.kinds[at] = np.where(verify, headers["checksum_kind"], 0)
+            if by_mover:  # what is to be verified has to pass through a CPU
+                rows["disposition"][at] = np.where(owned & (plan.kinds[at] == 0), _IN_PLACE, _STREAM)
 
     def begin_read(self, client: Client, piece: Piece, offset: int, length: int) -> Callable[[], bytes]:
         """Return what copies one piece, on any thread; the copy holds the slot until ``end_read``."""

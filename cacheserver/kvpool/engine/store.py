@@ -63,8 +63,10 @@ class Stores:
         table = self._core.index.scopes.table(registration.scope, group, shard)
         slots, dispositions = self._reserve(client, registration, table, first, parent, keys, now_s)
         length = registration.groups[group].shard_bytes
-        streamed = registration.mode is not Mode.CLIENT_MOVED
-        lease = StoreLease(store_id, client.client_id, table, first, now_s, length, slots, dispositions, streamed)
+        streamed = registration.mode is not Mode.CLIENT_MOVED and not client.mover
+        lease = StoreLease(
+            store_id, client.client_id, client.writer, table, first, now_s, length, slots, dispositions, streamed
+        )
         if (slots >= 0).any():
             self._core.stores.add(key, lease, now_s + self._core.config.leases.store_s)
         return self._placements(lease)
@@ -95,7 +97,7 @@ class Stores:
             )
             fits = missing[: len(taken)]
             length = registration.groups[table.group].shard_bytes
-            rows = filled_rows(table, names[: len(taken)], ordinals[: len(taken)], length, client.client_id)
+            rows = filled_rows(table, names[: len(taken)], ordinals[: len(taken)], length, client.writer)
             self._core.arena.begin(taken, chained_rows(rows, keys, fits, parent))
             slots[fits] = taken
             if len(taken) < len(missing):
@@ -208,11 +210,15 @@ class Stores:
             if len(lease.held()):
                 self._core.drop(self._written_by(lease))
                 self._lingering[key] = lease
-        elif over:
+        elif over or self._reaped(lease):
             self._core.abort(held)
         else:
             self._core.drop(self._written_by(lease))
-            self._core.orphans.add(key, lease.client_id, held)
+            self._core.orphans.add(key, lease.writer, held)
+
+    def _reaped(self, lease: StoreLease) -> bool:
+        """True if a mover wrote, which does not exist any more."""
+        return lease.writer != lease.client_id and lease.writer not in self._core.movers
 
     def _written_by(self, lease: StoreLease) -> SlotArray:
         """Return the slots of a store that are still in the index."""

@@ -73,6 +73,9 @@ class StoreLease:
 
     store_id: bytes
     client_id: bytes
+    writer: bytes
+    """Who may write to the slots: the client, or its mover; nobody else if the store is streamed."""
+
     table: KeyTable
     first: int
     began_s: float

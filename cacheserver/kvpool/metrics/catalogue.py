@@ -8,12 +8,12 @@ a model is never a label. Every series exists with 0 from the start.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import StrEnum
 from itertools import product
 from typing import Final, get_args
 
 from kvpool._version import __version__
+from kvpool.metrics.metric import Kind, Metric
+from kvpool.metrics.movers import MOVERS
 from kvpool.model.errors import BY_CODE
 from kvpool.model.identity import ClientKind, Mode
 from kvpool.model.reasons import LookupReason
@@ -21,36 +21,6 @@ from kvpool.model.slots import Disposition
 from kvpool.wire.messages import AnyRequest
 
 __all__ = ["CATALOGUE", "Kind", "Metric", "all_series", "bucket_text", "find", "series", "series_key"]
-
-
-class Kind(StrEnum):
-    """What a metric's value does over time."""
-
-    COUNTER = "counter"
-    GAUGE = "gauge"
-    HISTOGRAM = "histogram"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
-    """One metric with all the series that it can have."""
-
-    name: str
-    kind: Kind
-    unit: str
-    """Base unit: seconds, bytes, tokens, chunks and so on."""
-
-    help: str
-    """What is measured, from when to when."""
-
-    panel: str
-    """Dashboard panel that shows it."""
-
-    labels: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """Label names, each with every value that it can take."""
-
-    buckets: tuple[float, ...] = ()
-    """Upper bounds of a histogram's buckets, ascending; +Inf is understood."""
 
 
 _LATENCY_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1.0)
@@ -351,7 +321,7 @@ _LOOP: Final = (
     ),
 )
 
-CATALOGUE: Final = (*_LOOKUPS, *_TRANSFERS, *_MEMORY, *_CLIENTS, *_LOOP)
+CATALOGUE: Final = (*_LOOKUPS, *_TRANSFERS, *_MEMORY, *_CLIENTS, *MOVERS, *_LOOP)
 
 _BY_NAME: Final = {m.name: m for m in CATALOGUE}
 

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Handlers of lookups, stores and loads: the engine decides, they translate. Thread: the loop's."""
 
+import struct
+from functools import partial
+
 import numpy as np
 import structlog
 
@@ -41,6 +44,7 @@ class CachingVerbs:
         self._engine = parts.engine
         self._answers = parts.answers
         self._clock = parts.clock
+        self._rings = parts.rings
         self._parked = Parking()
 
     def add_to(self, dispatcher: Dispatcher) -> None:
@@ -97,11 +101,31 @@ class CachingVerbs:
             self._clock(),
         )
         write = int(np.count_nonzero(placements["disposition"] == Disposition.WRITE))
-        return Answer(Prepared(write=write), (placements.tobytes(),))
+        grant = self._rings.grant_store(call.owner.client_id, request.store_id, placements)
+        return Answer(Prepared(write=write, grant=grant), (placements.tobytes(),))
 
-    def commit_store(self, call: Call, request: CommitStore) -> Answer:
-        """Publish what was written."""
-        complete, checksums = call.frames
+    def commit_store(self, call: Call, request: CommitStore) -> Answer | None:
+        """Publish what was written; what a mover wrote once it says that it writes no more."""
+        over = partial(self._commit_moved, call, request)
+        if self._rings.revoke_store(call.owner.client_id, request.store_id, over, self._clock()):
+            self._answers.hold(call)
+            return None
+        return self._commit(call, request, call.frames[0])
+
+    def _commit_moved(self, call: Call, request: CommitStore, moved: int | None, granted: int) -> None:
+        """Commit after the mover's word; if it moved less than the client says, nothing of it is believed."""
+        complete: bytes | memoryview = call.frames[0]
+        marked = np.frombuffer(complete, dtype=np.uint8)
+        if moved is not None and moved < int(np.count_nonzero(marked == 1)) * granted:
+            log.warning("store.not_moved", client=call.owner.client_id.hex(), moved_bytes=moved)
+            complete = bytes(len(marked))
+        try:
+            self._answers.finish(call, self._commit(call, request, complete), self._clock())
+        except CacheError as e:
+            self._answers.fail(call, e, self._clock())
+
+    def _commit(self, call: Call, request: CommitStore, complete: bytes | memoryview) -> Answer:
+        checksums = call.frames[1]
         ends = self._engine.commit_store(
             call.owner.client_id, request.store_id, complete, checksums, request.checksum_kind, self._clock()
         )
@@ -121,11 +145,13 @@ class CachingVerbs:
             request.end,
             self._clock(),
         )
+        grant = self._rings.grant_load(call.owner.client_id, _load_of(request), plan.placements)
         frames = (plan.placements.tobytes(), plan.checksums.tobytes(), plan.kinds.tobytes())
-        return Answer(Readable(chunks=len(plan.kinds)), frames)
+        return Answer(Readable(chunks=len(plan.kinds), grant=grant), frames)
 
     def commit_retrieve(self, call: Call, request: CommitRetrieve) -> Answer:
         """Vouch for what was read, or not."""
+        self._rings.revoke_load(call.owner.client_id, _load_of(request), self._clock())
         ends = self._engine.commit_retrieve(
             call.owner.client_id,
             request.lookup_id,
@@ -170,3 +196,8 @@ class CachingVerbs:
 
 def _found(found: FoundPrefix) -> Answer:
     return Answer(Found(chunks=found.chunks, coming=found.coming, reason=found.reason.value))
+
+
+def _load_of(request: PrepareRetrieve | CommitRetrieve) -> tuple[bytes, ...]:
+    """Name one reader's load: the lookup, and which part of it."""
+    return request.lookup_id, struct.pack("<HHQQ", request.group, request.shard, request.first, request.end)

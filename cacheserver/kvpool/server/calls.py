@@ -9,7 +9,7 @@ from kvpool.model.identity import ClientKind, Mode
 from kvpool.server.sockets import Peer, Unread
 from kvpool.wire.messages import Reply
 
-__all__ = ["UNKNOWN_TAG", "Answer", "Call", "Client"]
+__all__ = ["UNKNOWN_TAG", "Answer", "Buffer", "Call", "Client"]
 
 Buffer = bytes | bytearray | memoryview
 

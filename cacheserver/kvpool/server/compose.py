@@ -7,9 +7,10 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Self
 
 import structlog
@@ -29,29 +30,34 @@ from kvpool.server.connections import Connections
 from kvpool.server.descriptors import DescriptorServer, Grants, Segments
 from kvpool.server.dispatch import Dispatcher
 from kvpool.server.faces import open_faces
-from kvpool.server.identity import CredentialError, authenticator
 from kvpool.server.gpus import GpuSight, GpuWatch
+from kvpool.server.identity import CredentialError, authenticator
 from kvpool.server.inbox import Inbox
 from kvpool.server.keys import KeyFileError, read_key
 from kvpool.server.lanes import Lanes
 from kvpool.server.logs import configure
 from kvpool.server.loop import Loop
+from kvpool.server.movers import Movers
 from kvpool.server.parts import Parts
 from kvpool.server.paths import ListenError
+from kvpool.server.places import MoverPlaces, memory_of
 from kvpool.server.publish import Facts, Publisher
+from kvpool.server.rings import Rings
 from kvpool.server.sessions import Rim, SessionVerbs
 from kvpool.server.snapshot import ServerSnapshot
 from kvpool.server.sockets import Frontend
+from kvpool.transfer.mover.inventory import visible_gpus
+from kvpool.transfer.mover.supervision import MOVER_COMMAND, MoverLimits
 from kvpool.wire.descriptors import SUFFIX
 
 __all__ = ["Clocks", "Server", "run_server"]
 
-from kvpool.transfer.mover.inventory import visible_gpus
-from kvpool.transfer.mover.supervision import MOVER_COMMAND, MoverLimits
 log = structlog.get_logger()
 
 _BOOT_BYTES: Final = 16
 _LANES_END_S: Final = 0.5
+_MOVERS_END_S: Final = 5.0
+"""A killed process in a driver's call may linger; it writes nothing that the next server would serve."""
 _CANNOT_START: Final = (ArenaError, CredentialError, KeyFileError, ListenError)
 
 
@@ -73,6 +79,7 @@ class Server:
         engine: recovered by ``run``'s caller or not at all; see *recovered_chunks*.
         recovered_chunks: for people.
         clocks: real ones by default.
+        mover_command: the movers' program.
 
     Raises:
         ListenError, CredentialError, KeyFileError: it cannot start; the text names the remedy.
@@ -87,8 +94,10 @@ class Server:
         engine: Engine,
         recovered_chunks: int = 0,
         clocks: Clocks | None = None,
+        mover_command: Sequence[str] = MOVER_COMMAND,
     ) -> None:
         self._config = config
+        self._mover_command = mover_command
         self._clocks = clocks or Clocks()
         self.boot_id = secrets.token_bytes(_BOOT_BYTES)
         self.inbox = Inbox()
@@ -99,12 +108,18 @@ class Server:
             self._plain_bulk_port = 0
             resources.callback(self._door.close)
             self._listen()
-            self._parts = self._make_parts(engine)
+            self._places = MoverPlaces(config.listen, config.mover)
+            self._parts = self._make_parts(engine, arena)
+            resources.callback(self._parts.rings.close, _MOVERS_END_S)
+            self._door.watch(self._parts.rings.fileno())
             resources.callback(self._parts.lanes.close, _LANES_END_S)
             self._dispatcher = Dispatcher(self._parts.connections, config.limits, self._parts.numbers)
             self._descriptors = self._open_descriptors(arena)
             if self._descriptors is not None:
                 resources.callback(self._descriptors.close)
+            self._gpus = self._watch_gpus()
+            if self._gpus is not None:
+                resources.callback(self._gpus.close)
             self._publisher = self._make_publisher(recovered_chunks)
             self._loop = self._make_loop()
             self.snapshot = self._publisher.snapshot()
@@ -117,9 +132,6 @@ class Server:
     def __enter__(self) -> Self:
         return self
 
-            self._gpus = self._watch_gpus()
-            if self._gpus is not None:
-                resources.callback(self._gpus.close)
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -176,16 +188,25 @@ class Server:
                 self._plain_bulk_port = self._door.bind_plain_bulk(listen.tcp_host, listen.plain_bulk_port)
         self._door.watch(self.inbox.fileno())
 
-    def _make_parts(self, engine: Engine) -> Parts:
+    def _make_rings(self, engine: Engine, arena: Segments, answers: Answers, numbers: Numbers) -> Rings:
+        limits = MoverLimits(start_s=self._config.mover.start_s, revoke_s=self._config.mover.revoke_s)
+        movers = Movers(partial(memory_of, arena), self._mover_command, limits)
+        return Rings(
+            movers, engine.movers, answers, numbers, lambda memory: arena.region_of(memory) >= 0, self._clocks.monotonic
+        )
+
+    def _make_parts(self, engine: Engine, arena: Segments) -> Parts:
         config, clock = self._config, self._clocks.monotonic
         numbers = Numbers()
+        answers = Answers(self._door, self.boot_id, numbers, self._on_full)
         return Parts(
             config=config,
             engine=engine,
             connections=Connections(config.limits.clients, config.leases.client_silent_s),
-            answers=Answers(self._door, self.boot_id, numbers, self._on_full),
+            answers=answers,
             lanes=Lanes(config.limits.lanes, self.inbox.post, clock),
             numbers=numbers,
+            rings=self._make_rings(engine, arena, answers, numbers),
             clock=clock,
         )
 
@@ -240,6 +261,7 @@ class Server:
             plain_bulk_port=self._plain_bulk_port,
             watches=descriptors.watches if descriptors else lambda _: False,
             goodbye=descriptors.forget if descriptors else lambda _: None,
+            mover_listens=self._places.next,
             snapshot=self._publish,
         )
 

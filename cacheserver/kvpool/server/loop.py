@@ -102,6 +102,8 @@ class Loop:
         self._serve(ready, received_s)
         if self._descriptors is not None and self._descriptors.fileno() in ready:
             self._descriptors.turn(received_s)
+        if self._parts.rings.due(ready, self._parts.clock()):
+            self._parts.rings.turn(self._parts.clock())
         self._time_passes(self._parts.clock())
         self._caching.resolve()
         self._check_drained()
@@ -139,6 +141,7 @@ class Loop:
         parts = self._parts
         self._next_housekeeping_s = now_s + self._housekeeping_s
         parts.engine.tick(now_s)
+        parts.rings.keep_house(now_s)
         self.lanes_work = parts.lanes.check(now_s)
         for client in parts.connections.silent(now_s):
             parts.lose(client, "silent")
@@ -153,12 +156,15 @@ class Loop:
             self._parts.engine.next_deadline_s(),
             self._parts.answers.next_deadline_s(),
             self._caching.next_deadline_s(),
+            self._parts.rings.next_deadline_s(self._parts.clock()),
         )
         return max(min(t for t in times if t is not None) - self._parts.clock(), 0.0)
 
     def _check_drained(self) -> None:
         if self._drain_until_s is None:
             return
-        idle = not (self._parts.answers.waiting or self._bulk.running or self._parts.engine.numbers().leases)
+        # Who waits for news of a ring waits for no work.
+        waiting = self._parts.answers.waiting - self._parts.rings.watching
+        idle = not (waiting or self._bulk.running or self._parts.engine.numbers().leases)
         if idle or self._parts.clock() >= self._drain_until_s:
             self._stopped = True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The movers of all clients: one for each that has a ring. Owned by the loop's thread, like everything it tells.
+"""All movers, by ids that are never used again. Owned by the loop's thread, like everything it tells.
 
 What a mover may still write to is held until its Revoked, or until it is reaped: ``turn`` returns both.
 """
@@ -25,18 +25,18 @@ class MoverEvents:
     """What happened since the last turn."""
 
     ready: list[tuple[bytes, str, bytes]] = field(default_factory=list)
-    """Client, address and secret: the client may join now."""
+    """Mover, address and secret: its client may join now."""
 
     revoked: list[tuple[bytes, bytes, int]] = field(default_factory=list)
-    """Client, grant and the bytes moved under it: no copy of it runs any more."""
+    """Mover, grant and the bytes moved under it: no copy of it runs any more."""
 
     reaped: list[tuple[bytes, str]] = field(default_factory=list)
-    """Client and reason: its mover writes nothing any more, whatever was granted to it."""
+    """Mover and reason: it writes nothing any more, whatever was granted to it."""
 
 
 @dataclass(slots=True)
 class _Kept:
-    client_id: bytes
+    mover_id: bytes
     mover: Mover
     secret: bytes
     given: set[int] = field(default_factory=set)
@@ -48,7 +48,6 @@ class Movers:
 
     def __init__(
         self,
-        listen: Callable[[bytes], str],
         descriptor: Callable[[int], tuple[int, int]],
         command: Sequence[str] = MOVER_COMMAND,
         limits: MoverLimits | None = None,
@@ -56,37 +55,34 @@ class Movers:
         """Keep no mover yet.
 
         Args:
-            listen: client id to the address that its mover listens on.
             descriptor: memory number to a new writable descriptor of that memory and its length.
             command: the movers' program.
             limits: after these one is killed.
         """
-        self._listen, self._descriptor = listen, descriptor
-        self._command, self._limits = command, limits
+        self._descriptor, self._command, self._limits = descriptor, command, limits
         self._current: dict[bytes, _Kept] = {}
         self._ending: list[_Kept] = []
 
-    def start(self, client_id: bytes, ring: Ring, client_pid: int, now_s: float) -> None:
-        """Start a client's mover; the one it had, if any, is ended.
+    def start(self, mover_id: bytes, ring: Ring, client_pid: int, listen: str, now_s: float) -> None:
+        """Start a mover.
 
         Raises:
             OSError: no process can be had.
         """
-        self.end(client_id, "the client registered again")
         secret = secrets.token_bytes(_SECRET_BYTES)
-        start = Start(ring=ring, secret=secret, listen=self._listen(client_id))
+        start = Start(ring=ring, secret=secret, listen=listen)
         mover = Mover(self._command, start, client_pid, now_s, self._limits)
-        self._current[client_id] = _Kept(client_id, mover, secret)
+        self._current[mover_id] = _Kept(mover_id, mover, secret)
 
-    def grant(self, client_id: bytes, grant: bytes, direction: Direction, rows: NDArray[np.void]) -> bool:
-        """Let a client's mover move chunks (``PLACEMENT`` rows; disposition 0: not this one); False if it has none.
+    def grant(self, mover_id: bytes, grant: bytes, direction: Direction, rows: NDArray[np.void]) -> bool:
+        """Let a mover move chunks (``PLACEMENT`` rows; disposition 0: not this one); False if it ends.
 
         Memory that the mover does not know yet is handed to it first.
 
         Raises:
             OSError: out of descriptors.
         """
-        kept = self._current.get(client_id)
+        kept = self._current.get(mover_id)
         if kept is None:
             return False
         for memory in np.unique(rows["memory"][rows["disposition"] != 0]).tolist():
@@ -96,9 +92,9 @@ class Movers:
         kept.mover.grant(grant, direction, rows)
         return True
 
-    def revoke(self, client_id: bytes, grant: bytes, now_s: float) -> bool:
-        """End a grant; its end comes out of ``turn``. False if the client has no mover: then nothing runs."""
-        kept = self._current.get(client_id)
+    def revoke(self, mover_id: bytes, grant: bytes, now_s: float) -> bool:
+        """End a grant; its end comes out of ``turn``, in which a mover that ends is reaped. False if it ends."""
+        kept = self._current.get(mover_id)
         if kept is None:
             return False
         kept.mover.revoke(grant, now_s)
@@ -111,26 +107,34 @@ class Movers:
                 kept.mover.take_segment(memory)
                 kept.given.discard(memory)
 
-    def end(self, client_id: bytes, reason: str) -> None:
-        """Kill a client's mover; it is gone when ``turn`` says so. Idempotent."""
-        kept = self._current.pop(client_id, None)
+    def end(self, mover_id: bytes, reason: str) -> None:
+        """Kill a mover; it is gone when ``turn`` says so. Idempotent."""
+        kept = self._current.pop(mover_id, None)
         if kept is not None:
             kept.mover.kill(reason)
             self._ending.append(kept)
 
     def end_all(self, reason: str) -> None:
         """Kill every mover."""
-        for client_id in list(self._current):
-            self.end(client_id, reason)
+        for mover_id in list(self._current):
+            self.end(mover_id, reason)
 
     def turn(self, now_s: float) -> MoverEvents:
         """Send, receive, look at deadlines and reap, for all movers."""
         events = MoverEvents()
         for kept in list(self._all()):
-            events.revoked.extend((kept.client_id, r.grant, r.moved_bytes) for r in kept.mover.turn(now_s))
+            events.revoked.extend((kept.mover_id, r.grant, r.moved_bytes) for r in kept.mover.turn(now_s))
             self._note(kept, events)
         self._ending = [kept for kept in self._ending if kept.mover.state is not MoverState.REAPED]
         return events
+
+    def memories(self) -> set[int]:
+        """Return the memory that some mover has."""
+        return set().union(*(kept.given for kept in self._current.values()))
+
+    def current(self) -> frozenset[bytes]:
+        """Return the movers that neither end nor ended."""
+        return frozenset(self._current)
 
     def filenos(self) -> list[int]:
         """Return what to wait for: a descriptor for each living mover."""
@@ -153,9 +157,9 @@ class Movers:
         mover = kept.mover
         if mover.state is MoverState.READY and not kept.announced:
             kept.announced = True
-            events.ready.append((kept.client_id, mover.address, kept.secret))
-        if mover.state in (MoverState.ENDING, MoverState.REAPED) and self._current.get(kept.client_id) is kept:
-            del self._current[kept.client_id]
+            events.ready.append((kept.mover_id, mover.address, kept.secret))
+        if mover.state in (MoverState.ENDING, MoverState.REAPED) and self._current.get(kept.mover_id) is kept:
+            del self._current[kept.mover_id]
             self._ending.append(kept)
         if mover.state is MoverState.REAPED:
-            events.reaped.append((kept.client_id, mover.reason))
+            events.reaped.append((kept.mover_id, mover.reason))

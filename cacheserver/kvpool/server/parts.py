@@ -15,6 +15,7 @@ from kvpool.server.answers import Answers
 from kvpool.server.calls import Client
 from kvpool.server.connections import Connections
 from kvpool.server.lanes import Lanes
+from kvpool.server.rings import Rings
 
 __all__ = ["Parts"]
 
@@ -33,6 +34,7 @@ class Parts:
     answers: Answers
     lanes: Lanes
     numbers: Numbers
+    rings: Rings
     clock: Callable[[], float]
     """Monotonic seconds."""
 
@@ -45,6 +47,7 @@ class Parts:
 
     def release(self, client: Client) -> None:
         """Forget a client's connections and its waiting requests; what it holds in the engine is not touched."""
+        self.rings.end(client.client_id, "the client left")
         self.connections.drop(client)
         self.answers.abandon(client)
         self.lanes.leave(client.lane)

@@ -35,6 +35,7 @@ from kvpool.wire.messages import (
     Stats,
     Unregister,
     Unregistered,
+    WatchRing,
     Welcome,
 )
 from kvpool.wire.versions import agree
@@ -69,6 +70,9 @@ class Rim:
     goodbye: Callable[[bytes], None]
     """Ends what the descriptor socket keeps of a client."""
 
+    mover_listens: Callable[[Origin], str]
+    """Where the next mover of a client that came this way listens."""
+
     snapshot: Callable[[], ServerSnapshot]
 
 
@@ -85,6 +89,7 @@ class SessionVerbs:
         dispatcher.add(AttachBulk, Route(handler=self.attach_bulk, needs_hello=False, new_work=True, place=Place.BULK))
         dispatcher.add(Renew, Route(handler=self.renew, while_expired=True))
         dispatcher.add(Register, Route(handler=self.register, new_work=True))
+        dispatcher.add(WatchRing, Route(handler=self.watch_ring, while_expired=True))
         dispatcher.add(Unregister, Route(handler=self.unregister, while_expired=True, releases=True))
         dispatcher.add(Clear, Route(handler=self.clear))
         dispatcher.add(Stats, Route(handler=self.stats))
@@ -121,12 +126,17 @@ class SessionVerbs:
     def register(self, call: Call, request: Register) -> Answer:
         """Agree on how bytes move and tell the engine what this client caches."""
         client = call.owner
-        mode, reason = _choose(request.modes, self._possible(client))
+        mode, reason = _choose(request.modes, self._possible(client), self._no_ring(request))
         now_s = self._parts.clock()
         self._parts.engine.register(
             client.client_id, request.namespace, request.groups, request.shards, request.readers, mode, now_s
         )
         client.mode = mode
+        if mode is Mode.RING and request.ring is not None:
+            listen = self._rim.mover_listens(client.peer.origin)
+            self._parts.rings.register(client.client_id, request.ring, request.process_id, listen)
+        else:
+            self._parts.rings.end(client.client_id, "the client registered again, without a ring")
         log.info(
             "client.registered",
             client=client.client_id.hex(),
@@ -137,6 +147,10 @@ class SessionVerbs:
             reason=reason,
         )
         return Answer(Registered(mode=mode, reason=reason))
+
+    def watch_ring(self, call: Call, request: WatchRing) -> Answer | None:
+        """Say how the client's ring stands, at once or when that changes."""
+        return self._parts.rings.watch(call, request, self._parts.clock())
 
     def unregister(self, call: Call, _request: Unregister) -> Answer:
         """The client leaves and promises that all its writes are over."""
@@ -251,18 +265,25 @@ class SessionVerbs:
             return None
         return max(identity.expires_in_s - self._parts.config.auth.leeway_s, 0.0)
 
+    def _no_ring(self, request: Register) -> str:
+        """Say why *request* gets no ring; empty if it can."""
+        if request.ring is None:
+            return "the client has none"
+        return "" if self._parts.config.mover.ring else "switched off at this server (mover.ring)"
+
     def _possible(self, client: Client) -> dict[Mode, str]:
         """Return the modes that this server can do with *client*, each with the reason."""
+        possible = {Mode.RING: "the client has a ring; its mover says whether it can reach the device"}
         if client.peer.origin is Origin.UNIX and self._rim.descriptor_socket:
-            return {
+            return possible | {
                 Mode.CLIENT_MOVED: "client and server share a Unix socket, so the client maps the segments itself",
                 Mode.STREAMED: "the client asked for it",
             }
-        return {Mode.STREAMED: "client and server share no Unix socket"}
+        return possible | {Mode.STREAMED: "client and server share no Unix socket"}
 
 
-def _choose(offered: Sequence[Mode], possible: dict[Mode, str]) -> tuple[Mode, str]:
-    """Return the first mode that both can do, and why.
+def _choose(offered: Sequence[Mode], possible: dict[Mode, str], no_ring: str) -> tuple[Mode, str]:
+    """Return the first mode that both can do, and why; also why there is *no_ring* if one was asked for.
 
     Raises:
         LayoutRefused: there is none.
@@ -270,6 +291,7 @@ def _choose(offered: Sequence[Mode], possible: dict[Mode, str]) -> tuple[Mode, s
     if not offered:
         return Mode.STREAMED, "the client moves no bytes"
     for mode in offered:
-        if mode in possible:
-            return mode, possible[mode]
+        if mode in possible and not (mode is Mode.RING and no_ring):
+            behind = mode is not Mode.RING and Mode.RING in offered
+            return mode, f"{possible[mode]}; no ring: {no_ring}" if behind and no_ring else possible[mode]
     raise LayoutRefused(f"the client moves bytes by {', '.join(offered)}, this server by {', '.join(possible)}")

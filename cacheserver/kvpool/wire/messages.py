@@ -15,7 +15,16 @@ Chunk ranges are half-open, counted from the start of the token sequence.
 from kvpool.wire.basics import Envelope, Failed, Reply, ReplyEnvelope, Request
 from kvpool.wire.hello import AttachBulk, Attached, Hello, Limits, Renew, Renewed, Welcome
 from kvpool.wire.lookups import Ended, EndRequest, Found, Freed, FreeLookup, Lookup, LookupStatus
-from kvpool.wire.registration import Register, Registered, Unregister, Unregistered
+from kvpool.wire.registration import (
+    Register,
+    Registered,
+    RingFacts,
+    RingNews,
+    RingState,
+    Unregister,
+    Unregistered,
+    WatchRing,
+)
 from kvpool.wire.retrieves import Bytes, CommitRetrieve, PrepareRetrieve, Readable, ReadChunk, Retrieved
 from kvpool.wire.stores import CommitStore, Prepared, PrepareStore, Stored, WriteChunk, Wrote
 from kvpool.wire.upkeep import Clear, Cleared, Ping, Pong, Statistics, Stats
@@ -56,11 +65,15 @@ __all__ = [
     "ReplyEnvelope",
     "Request",
     "Retrieved",
+    "RingFacts",
+    "RingNews",
+    "RingState",
     "Statistics",
     "Stats",
     "Stored",
     "Unregister",
     "Unregistered",
+    "WatchRing",
     "Welcome",
     "WriteChunk",
     "Wrote",
@@ -71,6 +84,7 @@ AnyRequest = (
     | AttachBulk
     | Renew
     | Register
+    | WatchRing
     | Unregister
     | Lookup
     | LookupStatus
@@ -93,6 +107,7 @@ AnyReply = (
     | Attached
     | Renewed
     | Registered
+    | RingNews
     | Unregistered
     | Found
     | Freed

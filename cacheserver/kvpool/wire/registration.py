@@ -1,24 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a client caches, and how its bytes move."""
+"""What a client caches, how its bytes move, and what becomes of its ring."""
 
+from enum import StrEnum
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from kvpool.model.identity import GroupSpec, Mode, Namespace
-from kvpool.wire.basics import Reply, Request, Small
+from kvpool.wire.basics import Count, Reply, Request, Small
 
-__all__ = ["Register", "Registered", "Unregister", "Unregistered"]
+__all__ = ["Register", "Registered", "RingFacts", "RingNews", "RingState", "Unregister", "Unregistered", "WatchRing"]
+
+
+class RingFacts(Struct, frozen=True, kw_only=True):
+    """A ring in device memory that the client allocated and exported."""
+
+    device: Annotated[bytes, Meta(min_length=16, max_length=16)]
+    """UUID of the device."""
+
+    handle: Annotated[bytes, Meta(min_length=64, max_length=64)]
+    """The driver's handle of the allocation: slots of the store lane, then those of the load lane."""
+
+    slot_bytes: Annotated[int, Meta(ge=1)]
+    slots: Annotated[int, Meta(ge=1, le=1024)]
+    """Of each lane."""
+
+    generation: Count
+    """Another one for each Register: what was said of a former one is void."""
 
 
 class Registered(Reply, frozen=True, kw_only=True, tag="registered"):
     """Answer to Register."""
 
     mode: Mode
-    """How this client's bytes will move."""
+    """How this client's bytes will move. In mode ring they are streamed while the ring is not joined."""
 
     reason: str
-    """Why that mode, for people."""
+    """Why that mode, for people; also why not a mode that the client would have preferred."""
 
 
 class Register(Request[Registered], frozen=True, kw_only=True, tag="register"):
@@ -35,6 +53,55 @@ class Register(Request[Registered], frozen=True, kw_only=True, tag="register"):
 
     modes: tuple[Mode, ...] = ()
     """What the client can do, in order of preference; empty for one that moves no bytes."""
+
+    ring: RingFacts | None = None
+    """Needed for mode ring."""
+
+    process_id: Count = 0
+    """The client's, in its own namespace: its mover gets another one, or the driver would refuse the ring."""
+
+
+class RingState(StrEnum):
+    """How a client's ring stands at the server."""
+
+    STARTING = "starting"
+    READY = "ready"
+    """The mover waits at ``address``."""
+
+    ENDING = "ending"
+    """The mover is being ended; what it copies may still go on."""
+
+    OVER = "over"
+    """The mover does not exist any more, or never did: the ring's memory is the client's alone."""
+
+
+class RingNews(Reply, frozen=True, kw_only=True, tag="ring_news"):
+    """Answer to WatchRing."""
+
+    state: RingState
+    address: str = ""
+    """``unix:`` and a name beside the socket that the client reached, or ``tcp:`` and a port of the same host."""
+
+    secret: Annotated[bytes, Meta(max_length=64)] = b""
+    """To be shown to the mover."""
+
+    reason: str = ""
+    """Why it ends or ended."""
+
+
+class WatchRing(Request[RingNews], frozen=True, kw_only=True, tag="watch_ring"):
+    """Says how the client stands with its ring, and waits up to *wait_s* for something that it does not know yet.
+
+    A second one of the same client ends the first.
+    """
+
+    joined: bool = False
+    """True: chunks of this client's stores and loads may go through the ring."""
+
+    retired: Annotated[str, Meta(max_length=1024)] = ""
+    """Why the client uses its ring no more; the mover is ended."""
+
+    wait_s: Annotated[float, Meta(ge=0, le=60)] = 0.0
 
 
 class Unregistered(Reply, frozen=True, kw_only=True, tag="unregistered"):

@@ -14,6 +14,8 @@ class Readable(Reply, frozen=True, kw_only=True, tag="readable"):
     """Answer to PrepareRetrieve. Raw frames: placements, 16-byte checksums, u1 kinds (0: none, or not to verify)."""
 
     chunks: Count
+    grant: Annotated[bytes, Meta(max_length=64)] = b""
+    """What the ring's moves name to read chunks in place; empty without a ring."""
 
 
 class PrepareRetrieve(Request[Readable], frozen=True, kw_only=True, tag="prepare_retrieve"):

@@ -16,6 +16,9 @@ class Prepared(Reply, frozen=True, kw_only=True, tag="prepared"):
     write: Count
     """Chunks to be written."""
 
+    grant: Annotated[bytes, Meta(max_length=64)] = b""
+    """What the ring's moves name; empty if the bytes go another way."""
+
 
 class PrepareStore(Request[Prepared], frozen=True, kw_only=True, tag="prepare_store"):
     """Asks where chunks [first, first + n) go. Raw frames: digests (32 bytes a chunk).

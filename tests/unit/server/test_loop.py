@@ -21,7 +21,9 @@ from kvpool.server.dispatch import Dispatcher, Place, Route
 from kvpool.server.inbox import Inbox
 from kvpool.server.lanes import LaneDiedError
 from kvpool.server.loop import Loop
+from kvpool.server.movers import Movers
 from kvpool.server.parts import Parts
+from kvpool.server.rings import Rings
 from kvpool.server.sockets import Arrival, Origin, Sent
 from kvpool.wire import codec
 from kvpool.wire import messages as m
@@ -125,6 +127,7 @@ class World:
             answers=Answers(self.door, b"b" * 16, numbers, lambda _: None),
             lanes=self.lanes,
             numbers=numbers,
+            rings=Rings(Movers(lambda _: (-1, 0)), None, None, numbers, lambda _: True, lambda: self.now_s),
             clock=lambda: self.now_s,
         )
         self.dispatcher = Dispatcher(self.parts.connections, config.limits, numbers)

@@ -35,14 +35,14 @@ class Server:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.asked: list[int] = []
-        self.movers = Movers(self._listen, self._descriptor, COMMAND)
+        self.movers = Movers(self._descriptor, COMMAND)
         self.seen = MoverEvents()
         for number in range(3):
             (folder / f"memory.{number}").write_bytes(b"\xdd" * 8192)
 
     def start(self, client: bytes) -> FakeEngineDevice:
         ring = make_ring(self.folder / client[:1].decode(), 2, 4 * SIZE)
-        self.movers.start(client, ring, os.getpid(), time.monotonic())
+        self.movers.start(client, ring, os.getpid(), self._listen(client), time.monotonic())
         storage = np.full(8 * SIZE, client[0], dtype=np.uint8)
         return FakeEngineDevice(ring, LAYOUT, [storage], 2)
 
@@ -151,15 +151,15 @@ def test_a_revoked_grant_ends_with_its_bytes(server: Server) -> None:
     ring.close()
 
 
-def test_registering_again_ends_the_former_mover_and_only_that(server: Server) -> None:
+def test_ending_a_mover_ends_only_that(server: Server) -> None:
     server.join(ANNE, server.start(ANNE)).close()
     server.join(BERT, server.start(BERT)).close()
 
-    server.start(ANNE)
-    server.until(lambda: bool(server.seen.reaped) and len(server.seen.ready) == 3)
+    server.movers.end(ANNE, "the client registered again")
+    server.until(lambda: bool(server.seen.reaped))
 
     assert server.seen.reaped == [(ANNE, "the client registered again")]
-    assert len(server.movers) == 2
+    assert server.movers.current() == {BERT}
 
 
 def test_a_mover_that_fails_is_reaped_with_its_reason(server: Server) -> None:
