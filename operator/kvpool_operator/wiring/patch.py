@@ -18,7 +18,7 @@ def difference(before: Any, after: Any, path: str = "") -> list[Operation]:
 
 
 def _difference(before: Any, after: Any, path: str) -> Iterator[Operation]:
-    if before == after and type(before) is type(after):
+    if before == after:
         return
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         yield from _of_objects(before, after, path)

@@ -98,7 +98,7 @@ def _wire(pod: Mapping[str, Any], known: Situation) -> Outcome:
         del made["metadata"]["namespace"]
     if isinstance(result, Skip):
         untouched = copy.deepcopy(dict(pod))
-        _mark(untouched, "", result)
+        _mark(untouched, "", str(result))
         return Outcome(tuple(difference(pod, untouched)), result)
     _mark(made, wiring_mark(pool, known.server_key, known.namespace), ",".join(result) or "Complete")
     return Outcome(tuple(difference(pod, made)), None, result)
