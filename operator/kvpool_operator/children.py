@@ -28,7 +28,7 @@ class Applied:
         self._known: dict[str, dict[Name, tuple[str, str]]] = {}
 
     def forget(self, uid: str) -> None:
-        """The pool is gone, or everything of it is to be applied anew."""
+        """The pool is gone."""
         self._known.pop(uid, None)
 
     def same(self, uid: str, made: Mapping[str, Any], live: Mapping[str, Any] | None) -> bool:

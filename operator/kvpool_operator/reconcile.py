@@ -138,7 +138,11 @@ class Reconciler:
         return "failed" if error else "ok", self._outcome(decision, seen, error=error, written=written)
 
     def _remember(self, pool: Pool) -> _Memory:
-        """What is known of this very pool; at each resync everything is applied anew."""
+        """What is known of this very pool.
+
+        A resync applies nothing by itself: every pass compares with live objects, so what differs is seen anyway, and a
+        pool at rest costs no write.
+        """
         found = self._memories.get(pool.key)
         if found is None or found.uid != pool.uid:
             found = self._memories[pool.key] = _Memory(
@@ -146,7 +150,6 @@ class Reconciler:
             )
         if self.clock() - found.resynced_s >= self.settings.resync_s:
             found.resynced_s = self.clock()
-            self._applied.forget(pool.uid)
         return found
 
     async def _key(self, pool: Pool, known: str, memory_of: _Memory) -> str:

@@ -27,7 +27,7 @@ class Settings:
     stats_s: float = 30.0
     """Time between two looks at the servers' statistics."""
     resync_s: float = 300.0
-    """Time after which everything is applied and listed again, whatever the watches said."""
+    """Time after which every pool is looked at again, whatever the watches said."""
     status_gap_s: float = 5.0
     """Least time between two writes of one pool's status."""
     parallel: int = 4

@@ -228,6 +228,7 @@ class ControlPlane:
         texts = [
             f.read_text() for w in wanted for f in sorted((found / w).glob("*.yaml")) if f.name != "kustomization.yaml"
         ]
+        texts.append((Path(__file__).parent / "crashing-server.yaml").read_text())
         file = self.folder / "stages.yaml"
         file.write_text("\n---\n".join(texts))
         return file
@@ -268,7 +269,6 @@ _AUDIT_POLICY: dict[str, Any] = {
         {"level": "None", "userGroups": ["system:serviceaccounts:kube-system", "system:nodes"]},
         {"level": "None", "users": ["admin"]},
         {"level": "Metadata"},
-        texts.append((Path(__file__).parent / "crashing-server.yaml").read_text())
     ],
 }
 
