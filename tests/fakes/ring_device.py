@@ -32,7 +32,7 @@ def make_ring(path: Path, slots: int, slot_bytes: int, generation: int = 0) -> R
     """A ring's file, filled with what no test stores."""
     path.write_bytes(b"\xee" * (2 * slots * slot_bytes))
     link = Path(tempfile.gettempdir()) / f"kvpool-ring-{os.urandom(4).hex()}"
-    link.symlink_to(path)  # a handle is short; the mover removes it, if it comes to that
+    link.symlink_to(path)  # a handle is short
     atexit.register(link.unlink, missing_ok=True)
     handle = str(link).encode().ljust(64, b"\0")
     return Ring(device=UUID, handle=handle, slot_bytes=slot_bytes, slots=slots, generation=generation)
@@ -57,6 +57,10 @@ class FakeEngineDevice:
         self._memory = map_file(path_of(self.ring))
         self._parts = parts_of(self.layout, self.blocks_per_chunk, self.ring.slot_bytes)
         self._pending: dict[tuple[Direction, int], tuple[RingJob, Turn]] = {}
+
+    def fit(self, blocks_per_chunk: Sequence[int]) -> None:
+        (self.blocks_per_chunk,) = blocks_per_chunk
+        self._parts = parts_of(self.layout, self.blocks_per_chunk, self.ring.slot_bytes)
 
     def use(self) -> None:
         pass
@@ -106,7 +110,6 @@ class FakeMoverDevice:
 
     def __init__(self, ring: Ring) -> None:
         self._path = path_of(ring)
-        Path(ring.handle.rstrip(b"\0").decode()).unlink()
         if ring.device != UUID:
             raise DeviceFailedError("no such device")
         self._memory = map_file(self._path)

@@ -24,6 +24,7 @@ _INVALID_DEVICE: Final = 101
 _UNTIMED: Final = 2
 
 _NON_BLOCKING: Final = 1
+_RELAXED: Final = 2
 _LAZY_PEER: Final = 1
 _PAGE_LOCKED: Final = 0
 _MEMORY_TYPE: Final = 2
@@ -66,6 +67,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "cuStreamCreateWithPriority": (c_void_p, c_uint, c_int),
     "cuStreamDestroy_v2": (c_void_p,),
     "cuStreamSynchronize": (c_void_p,),
+    "cuThreadExchangeStreamCaptureMode": (c_void_p,),
     "cuStreamWaitEvent": (c_void_p, c_void_p, c_uint),
     "cuEventCreate": (c_void_p, c_uint),
     "cuEventDestroy_v2": (c_void_p,),
@@ -177,8 +179,12 @@ class Context:
         return cls(seen[uuid], _made("cuDevicePrimaryCtxRetain", seen[uuid]))
 
     def use(self) -> None:
-        """Make the context current in this thread for good."""
+        """Make the context current in this thread for good; to be called in threads of our own.
+
+        What such a thread does never spoils a graph that another one captures, and is not refused meanwhile.
+        """
         _call("cuCtxSetCurrent", self.handle)
+        _call("cuThreadExchangeStreamCaptureMode", byref(c_int(_RELAXED)))
 
     @contextmanager
     def entered(self) -> Iterator[None]:

@@ -55,6 +55,10 @@ class _Lane:
 
         self._launched.put(done)
 
+    def then(self, call: Callable[[], None]) -> None:
+        """Let the lane's thread make a call once all kernels that were launched are done."""
+        self._launched.put(call)
+
     def number(self, slot: int, turn: Turn) -> int:
         """Note a move before the mover can answer it."""
         number = next(self._numbers)
@@ -135,6 +139,8 @@ class StoreLane:
                     self._launch(lane.free.popleft(), job, turn)
                 else:
                     failed.update(turn.chunks)
+            if job.read is not None:
+                lane.then(job.read)
             while lane.under_way:
                 self._take(failed, ends_s)
         return frozenset(failed)

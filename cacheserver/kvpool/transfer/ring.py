@@ -3,6 +3,7 @@
 
 import socket
 import threading
+from collections.abc import Callable
 from time import monotonic
 from typing import Final
 
@@ -30,8 +31,15 @@ class EngineRing:
     only when the server says that the mover was reaped.
     """
 
-    def __init__(self, device: EngineDevice, address: str, secret: bytes, ends_s: float) -> None:
-        """Join the mover at *address*.
+    def __init__(
+        self,
+        device: EngineDevice,
+        address: str,
+        secret: bytes,
+        ends_s: float,
+        on_retired: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Join the mover at *address*; *on_retired* is called once the ring is retired, on any thread.
 
         Raises:
             RingRetiredError: it does not answer until *ends_s* (monotonic), or refuses.
@@ -39,6 +47,7 @@ class EngineRing:
         self.retired = ""
         """Why the ring is not used any more; empty while it is."""
         self._lock = threading.Lock()
+        self._on_retired = on_retired
         self._pipes: list[Pipe[ToClient]] = []
         try:
             for direction in Direction:
@@ -63,9 +72,11 @@ class EngineRing:
     def retire(self, reason: str) -> None:
         """Use the ring no more: jobs under way end with RingRetiredError. Any thread; the first reason stays."""
         with self._lock:
-            self.retired = self.retired or reason
+            first, self.retired = not self.retired, self.retired or reason
         for pipe in self._pipes:
             pipe.close()
+        if first:
+            self._on_retired()
 
     def close(self) -> None:
         """Retire the ring and end its threads; no kernel of it runs afterwards. Not while a job runs. Idempotent."""

@@ -2,7 +2,7 @@
 """A job of the ring, and what the ring needs from the engine's device."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -31,6 +31,9 @@ class RingJob:
 
     after: int = 0
     """An event of the engine's stream that the first kernel waits for; 0 for none."""
+
+    read: Callable[[], None] | None = None
+    """Stores: called once all blocks are gathered, on any thread; not if the ring is retired before."""
 
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _launched: int = 0
@@ -64,6 +67,9 @@ class EngineDevice(Protocol):
     """
 
     ring: Ring
+
+    def fit(self, blocks_per_chunk: Sequence[int]) -> None:
+        """Learn how many blocks a chunk of each group has; while no job runs."""
 
     def use(self) -> None:
         """Prepare the calling thread."""

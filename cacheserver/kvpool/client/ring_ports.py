@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the client needs from whoever owns a ring in device memory."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvpool.wire.messages import RingFacts
+
+__all__ = ["JoinedRing", "RingMove", "RingPort", "RingWork"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingWork:
+    """Chunks of one store or load that go through the ring."""
+
+    group: int
+    grant: bytes
+    """What the server called it when it told the mover."""
+
+    block_ids: NDArray[np.int64]
+    """Of all the job's chunks, shape (chunks, blocks per chunk); NOWHERE where there is no block."""
+
+    chunks: Sequence[int]
+    """Those that are to be moved."""
+
+    skip_blocks: int = 0
+    """Blocks at the job's start that are left alone."""
+
+    after: int = 0
+    """An event of the engine's device that the first kernel waits for; 0 for none."""
+
+    read: Callable[[], None] | None = None
+    """Stores: called, on any thread, once the blocks are not read any more, if that is before the end."""
+
+
+class RingMove(Protocol):
+    """A RingWork under way."""
+
+    def cancel(self, timeout_s: float) -> bool:
+        """Begin no kernel any more; returns whether none runs after at most *timeout_s*. Any thread."""
+
+
+class JoinedRing(Protocol):
+    """A ring and its mover. One store and one load run at a time, each by its own thread."""
+
+    @property
+    def retired(self) -> str:
+        """Why it is not used any more; empty while it is."""
+
+    def move(self, work: RingWork) -> RingMove:
+        """Check the ids and prepare.
+
+        Raises:
+            IndexError, ValueError: an id is out of range, or occurs twice; nothing has been moved.
+        """
+
+    def store(self, move: RingMove, ends_s: float) -> frozenset[int]:
+        """Move the chunks to their slots until *ends_s* (monotonic); returns those that did not get there.
+
+        Raises:
+            ServerUnavailable: the ring is retired; no chunk may be taken for moved. No kernel runs any more.
+        """
+
+    def load(self, move: RingMove, ends_s: float) -> frozenset[int]:
+        """Move the chunks to their blocks; as ``store``."""
+
+    def retire(self, reason: str) -> None:
+        """Use it no more: moves under way end. Any thread."""
+
+    def close(self) -> None:
+        """Retire it, wait until its moves have ended, and end its threads."""
+
+
+class RingPort(Protocol):
+    """A ring of the engine's."""
+
+    def facts(self) -> RingFacts:
+        """Describe it under a new generation: whatever was joined before is closed."""
+
+    def join(self, address: str, secret: bytes, ends_s: float, retired: Callable[[], None]) -> JoinedRing:
+        """Connect with its mover; *retired* is called once, on any thread, when it is retired.
+
+        Raises:
+            ServerUnavailable: the mover cannot be joined until *ends_s* (monotonic).
+        """

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine's ring as the client uses it: one piece of device memory, one mover after the other."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from kvpool.client.ring_ports import RingMove, RingWork
+from kvpool.model.errors import ServerUnavailable
+from kvpool.model.layout import NOWHERE
+from kvpool.transfer.plan import slot_ids
+from kvpool.transfer.planes import Layout
+from kvpool.transfer.ring import EngineRing, RingRetiredError
+from kvpool.transfer.ring_ports import EngineDevice, RingJob
+from kvpool.wire.messages import RingFacts
+
+__all__ = ["JoinedEngineRing", "RingOffer"]
+
+_IDLE_S: Final = 30.0
+"""Moves of a retired ring end when the kernels that were launched do."""
+
+
+class RingOffer:
+    """A ``RingPort`` of the client over an engine's device."""
+
+    def __init__(self, device: EngineDevice, layouts: Sequence[Layout]) -> None:
+        """Offer the ring of *device*; *layouts* are those of its groups."""
+        self._device, self._layouts = device, layouts
+
+    def fit(self, blocks_per_chunk: Sequence[int]) -> None:
+        """Learn how many blocks a chunk of each group has; while nothing is joined.
+
+        Raises:
+            LayoutError: chunks cannot go through the ring.
+        """
+        self._device.fit(blocks_per_chunk)
+
+    def facts(self) -> RingFacts:
+        """See RingPort."""
+        ring = self._device.ring
+        self._device.ring = ring = msgspec.structs.replace(ring, generation=ring.generation + 1)
+        return RingFacts(
+            device=ring.device,
+            handle=ring.handle,
+            slots=ring.slots,
+            slot_bytes=ring.slot_bytes,
+            generation=ring.generation,
+        )
+
+    def join(self, address: str, secret: bytes, ends_s: float, retired: Callable[[], None]) -> "JoinedEngineRing":
+        """See RingPort."""
+        try:
+            ring = EngineRing(self._device, address, secret, ends_s, retired)
+        except RingRetiredError as e:
+            raise ServerUnavailable(str(e)) from e
+        return JoinedEngineRing(ring, self._layouts)
+
+
+class JoinedEngineRing:
+    """See JoinedRing of the client."""
+
+    def __init__(self, ring: EngineRing, layouts: Sequence[Layout]) -> None:
+        self._ring, self._layouts = ring, layouts
+        self._idle = threading.Condition()
+        self._running = 0
+
+    @property
+    def retired(self) -> str:
+        """See JoinedRing."""
+        return self._ring.retired
+
+    def move(self, work: RingWork) -> RingJob:
+        """See JoinedRing."""
+        chunks, whole = work.block_ids.shape
+        skip = np.clip(work.skip_blocks - np.arange(chunks) * whole, 0, whole)
+        wanted = np.full(work.block_ids.shape, NOWHERE, dtype=np.int64)
+        wanted[list(work.chunks)] = work.block_ids[list(work.chunks)]
+        ids = slot_ids(wanted, self._layouts[work.group].blocks, null_block=NOWHERE, skip=skip)
+        return RingJob(
+            group=work.group, grant=work.grant, ids=ids, chunks=work.chunks, after=work.after, read=work.read
+        )
+
+    def store(self, move: RingMove, ends_s: float) -> frozenset[int]:
+        """See JoinedRing."""
+        assert isinstance(move, RingJob)
+        with self._using():
+            return self._ring.store(move, ends_s)
+
+    def load(self, move: RingMove, ends_s: float) -> frozenset[int]:
+        """See JoinedRing."""
+        assert isinstance(move, RingJob)
+        with self._using():
+            return self._ring.load(move, ends_s)
+
+    def retire(self, reason: str) -> None:
+        """See JoinedRing."""
+        self._ring.retire(reason)
+
+    def close(self) -> None:
+        """See JoinedRing."""
+        self._ring.retire("closed")
+        with self._idle:
+            idle = self._idle.wait_for(lambda: not self._running, _IDLE_S)
+        if idle:
+            self._ring.close()
+
+    @contextmanager
+    def _using(self) -> Iterator[None]:
+        with self._idle:
+            self._running += 1
+        try:
+            yield
+        except RingRetiredError as e:
+            raise ServerUnavailable(f"the ring is retired: {e}") from e
+        finally:
+            with self._idle:
+                self._running -= 1
+                self._idle.notify_all()

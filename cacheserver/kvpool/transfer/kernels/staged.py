@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks in device memory, chunk by chunk through a small stage: for engines whose ring cannot be used.
+
+A kernel gathers part of a chunk into the stage, a copy engine brings it to page-locked memory, and this process copies
+it to where it is wanted (a slot that it mapped, a frame); loads are the mirror image. Two halves take turns, so that
+kernels, copy engine and CPU work at the same time.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvpool.model.layout import NOWHERE
+from kvpool.transfer.cuda import Context
+from kvpool.transfer.kernels.groups import WORD_BYTES, DeviceGroup
+from kvpool.transfer.mover.messages import Direction
+from kvpool.transfer.plan import Part, parts_of, slot_ids
+
+__all__ = ["StagedBlocks"]
+
+STAGE_BYTES: Final = 4 << 20
+_IDS: Final = 32768
+_PROGRAMS: Final = 264
+_HALVES: Final = 2
+
+
+class StagedBlocks:
+    """A ``BlockPort`` of the client. Stores from one thread, loads from another."""
+
+    def __init__(self, context: Context, groups: Sequence[DeviceGroup], stage_bytes: int = STAGE_BYTES) -> None:
+        """Allocate a stage of *stage_bytes* for each direction, or larger if a block needs that.
+
+        Raises:
+            CudaError: out of memory.
+        """
+        largest = max(p.block_bytes for g in groups for p in g.layout.planes)
+        self._groups = groups
+        self._stages = {d: _Stage(context, max(stage_bytes // _HALVES, largest)) for d in Direction}
+
+    def gather(self, group: int, block_ids: NDArray[np.int64], out: memoryview) -> None:
+        """Copy the blocks of one chunk into *out*; NOWHERE is filled with zeros.
+
+        Raises:
+            IndexError, ValueError: the ids, the group or the size do not fit; nothing has been copied.
+        """
+        made, ids, target = self._checked(group, block_ids, 0, out)
+        stage = self._stages[Direction.STORE]
+        parts = stage.begin(ids, made)
+        for number, part in enumerate(parts):
+            stage.gather(number % _HALVES, made, part, len(ids))
+            if number:
+                stage.take(parts[number - 1], (number - 1) % _HALVES, target)
+        stage.take(parts[-1], (len(parts) - 1) % _HALVES, target)
+
+    def scatter(self, group: int, block_ids: NDArray[np.int64], skip_blocks: int, data: memoryview) -> None:
+        """Copy one chunk into its blocks but the first *skip_blocks*.
+
+        Raises:
+            IndexError, ValueError: the ids, the group or the size do not fit; nothing has been copied.
+        """
+        made, ids, source = self._checked(group, block_ids, skip_blocks, data)
+        stage = self._stages[Direction.LOAD]
+        for number, part in enumerate(stage.begin(ids, made)):
+            stage.scatter(number % _HALVES, made, part, len(ids), source)
+        stage.settle()
+
+    def _checked(
+        self, group: int, block_ids: NDArray[np.int64], skip_blocks: int, data: memoryview
+    ) -> tuple[DeviceGroup, NDArray[np.int64], NDArray[np.uint8]]:
+        if not 0 <= group < len(self._groups):
+            raise ValueError(f"group {group} of {len(self._groups)}")
+        layout = self._groups[group].layout
+        if len(data) != layout.chunk_bytes(len(block_ids)) or len(block_ids) > _IDS:
+            raise ValueError(f"group {group} with {len(data)} bytes for {len(block_ids)} blocks")
+        skip = np.array([skip_blocks], dtype=np.int64)
+        ids = slot_ids(block_ids[None, :], layout.blocks, null_block=NOWHERE, skip=skip)[0]
+        return self._groups[group], ids, np.frombuffer(data, dtype=np.uint8)
+
+
+class _Stage:
+    """One direction's memory. One thread."""
+
+    def __init__(self, context: Context, half_bytes: int) -> None:
+        self._context, self._half_bytes = context, half_bytes
+        self._device = context.allocate(_HALVES * half_bytes)
+        self._ids = context.allocate(_IDS * WORD_BYTES)
+        self._host_ids = context.allocate_host(_IDS * WORD_BYTES)
+        self._hosts = [context.allocate_host(half_bytes) for _ in range(_HALVES)]
+        self._stream = context.stream(urgent=True)
+        self._done = [context.event() for _ in range(_HALVES)]
+        self._ready = False
+
+    def begin(self, ids: NDArray[np.int64], group: DeviceGroup) -> tuple[Part, ...]:
+        """Bring a chunk's ids to the device; returns the parts that it is moved in."""
+        if not self._ready:
+            self._context.use()  # the first call comes from the thread of all others
+            self._ready = True
+        _view(self._host_ids, ids.nbytes)[:] = ids.view(np.uint8)
+        self._context.copy_in(self._ids, self._host_ids, ids.nbytes, self._stream)
+        return parts_of(group.layout, len(ids), self._half_bytes)
+
+    def gather(self, half: int, group: DeviceGroup, part: Part, whole: int) -> None:
+        """Queue the gather of a part and its copy to the host; what was in the half has been taken."""
+        self._launch(Direction.STORE, half, group, part, whole)
+        self._context.copy_out(self._hosts[half], self._place(half), part.length, self._stream)
+        self._context.record(self._done[half], self._stream)
+
+    def take(self, part: Part, half: int, target: NDArray[np.uint8]) -> None:
+        """Wait for a part and copy it to its place."""
+        self._context.wait_event(self._done[half])
+        np.copyto(target[part.offset : part.offset + part.length], _view(self._hosts[half], part.length))
+
+    def scatter(self, half: int, group: DeviceGroup, part: Part, whole: int, source: NDArray[np.uint8]) -> None:
+        """Copy a part into the stage and queue its scatter."""
+        self._context.wait_event(self._done[half])
+        np.copyto(_view(self._hosts[half], part.length), source[part.offset : part.offset + part.length])
+        self._context.copy_in(self._place(half), self._hosts[half], part.length, self._stream)
+        self._launch(Direction.LOAD, half, group, part, whole)
+        self._context.record(self._done[half], self._stream)
+
+    def settle(self) -> None:
+        """Wait until everything that was queued is done."""
+        self._context.wait_stream(self._stream)
+
+    def _place(self, half: int) -> int:
+        return self._device + half * self._half_bytes
+
+    def _launch(self, way: Direction, half: int, group: DeviceGroup, part: Part, whole: int) -> None:
+        kernel, pieces = group.kernels[way]
+        arguments = group.arguments(part, 1, whole, self._ids, self._place(half))
+        kernel.launch(min(_PROGRAMS, -(-arguments[3] // pieces)), arguments, self._stream)
+
+
+def _view(address: int, length: int) -> NDArray[np.uint8]:
+    return np.ctypeslib.as_array((ctypes.c_uint8 * length).from_address(address))
