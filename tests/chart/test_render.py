@@ -170,6 +170,7 @@ def test_the_service_leads_to_the_operator_and_not_to_the_test(helm: Helm) -> No
     assert (port["targetPort"], port["port"]) == (open_port["name"], open_port["containerPort"])
     probes = {operator(objects)[f"{kind}Probe"]["httpGet"]["port"] for kind in ("startup", "liveness", "readiness")}
     assert probes == {open_port["name"]}
+    assert only(objects, "Service")["spec"]["ipFamilyPolicy"] == "PreferDualStack"
     monitor = only(objects, "ServiceMonitor")
     assert monitor["spec"]["selector"]["matchLabels"].items() <= only(objects, "Service")["metadata"]["labels"].items()
     assert monitor["metadata"]["labels"]["release"] == "monitoring"

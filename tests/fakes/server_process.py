@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -85,8 +86,16 @@ class ServerProcess:
     @property
     def endpoints(self) -> list[str]:
         """Addresses of the last start; empty until it is ready."""
+        return self._ready().get("endpoints", [])
+
+    @property
+    def operations(self) -> str:
+        """Host and port of the operations face of the last start; empty until it is ready."""
+        return self._ready().get("operations", "")
+
+    def _ready(self) -> dict[str, Any]:
         ready = [json.loads(line) for line in self.log.splitlines() if '"server.ready"' in line]
-        return ready[-1]["endpoints"] if ready else []
+        return ready[-1] if ready else {}
 
     @property
     def log(self) -> str:

@@ -34,9 +34,19 @@ class Connection:
     """One DEALER connection; used by the thread that made it, alone."""
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], address: str, server_key: str, connect_s: float
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        server_key: str,
+        connect_s: float,
+        *,
+        six: bool = False,
     ) -> None:
+        self.six = six
+        self.heard = False
+        """True once a message came: the address is good for this family."""
         self._socket = context.socket(zmq.DEALER)
+        self._socket.ipv6 = six
         self._socket.linger = 0
         self._socket.setsockopt(zmq.RECONNECT_IVL, -1)
         self._socket.setsockopt(zmq.CONNECT_TIMEOUT, max(1, int(connect_s * 1000)))
@@ -69,6 +79,7 @@ class Connection:
             frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return None
+        self.heard = True
         return [f.bytes if len(f) < _COPY_LIMIT_BYTES else f.buffer for f in frames]
 
     @property
@@ -110,11 +121,27 @@ class Door:
         self._closed = False
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._watched: tuple[Connection, ...] = ()
+        self._latest: dict[str, Connection] = {}
+        """The last connection to each host."""
         self._poller = self._watch(())
 
     def connect(self, address: str, server_key: str, connect_s: float) -> Connection:
-        """Begin a connection; returns at once, and ``Connection.ended`` tells if it fails."""
-        return Connection(self._context, address, server_key, connect_s)
+        """Begin a connection; returns at once, and ``Connection.ended`` tells if it fails.
+
+        A name may lead to addresses of either family, and ZeroMQ looks for one of them: the next attempt after one
+        that failed looks for the other.
+        """
+        host = address.removeprefix("tcp://").rpartition(":")[0] if address.startswith("tcp://") else ""
+        made = Connection(self._context, address, server_key, connect_s, six=self._six(host))
+        self._latest[host] = made
+        return made
+
+    def _six(self, host: str) -> bool:
+        """True if *host* is to be looked for in IPv6."""
+        if not host or host.startswith("[") or host.replace(".", "").isdigit():
+            return host.startswith("[")
+        former = self._latest.get(host)
+        return former is not None and former.six == former.heard
 
     def wake(self) -> None:
         """End the running or the next ``wait``; any thread, nothing happens after ``close``."""

@@ -87,7 +87,7 @@ class ListenConfig(Section, frozen=True, kw_only=True):
         ),
     ] = "/run/kvpool/kvpool.sock"
     socket_mode: Annotated[int, Meta(ge=0, le=0o777, description="Permission bits of the sockets.")] = 0o660
-    tcp_host: Annotated[str, Meta(description="Address for TCP clients; empty listens on none.")] = ""
+    tcp_host: Annotated[str, Meta(description="Address for TCP clients; * for all of both families; empty: none.")] = ""
     tcp_port: Annotated[int, Meta(ge=0, le=65535, description="TCP port, CURVE-encrypted; 0 takes a free one.")] = 7410
     plain_bulk_port: Annotated[
         int,
@@ -169,9 +169,9 @@ class LimitConfig(Section, frozen=True, kw_only=True):
 class HttpConfig(Section, frozen=True, kw_only=True):
     """The two HTTP faces."""
 
-    operations_host: Annotated[str, Meta(description="Address of live, ready, metrics and status; empty for none.")] = (
-        "127.0.0.1"
-    )
+    operations_host: Annotated[
+        str, Meta(description="Address of live, ready, metrics, status; * is all, empty none.")
+    ] = "127.0.0.1"
     operations_port: Annotated[
         int, Meta(ge=0, le=65535, description="Port of the operations face; 0 takes a free one.")
     ] = 7411

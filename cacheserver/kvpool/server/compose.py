@@ -23,6 +23,7 @@ from kvpool.engine.engine import Engine
 from kvpool.metrics.numbers import Numbers
 from kvpool.model.errors import Draining
 from kvpool.server.answers import Answers
+from kvpool.server.addresses import with_addresses
 from kvpool.server.bulk import BulkVerbs
 from kvpool.server.caching import CachingVerbs
 from kvpool.server.calls import Client
@@ -96,7 +97,7 @@ class Server:
         clocks: Clocks | None = None,
         mover_command: Sequence[str] = MOVER_COMMAND,
     ) -> None:
-        self._config = config
+        self._config = config = with_addresses(config)
         self._mover_command = mover_command
         self._clocks = clocks or Clocks()
         self.boot_id = secrets.token_bytes(_BOOT_BYTES)

@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 from kvpool.config import HttpConfig
 from kvpool.metrics.exporter import CONTENT_TYPE, exposition
 from kvpool.model.errors import CacheError
+from kvpool.server.addresses import bracketed
 from kvpool.server.http import AdminFace, ClearOrder, HttpServer, OperationsFace, serve_admin, serve_operations
 from kvpool.server.parts import Parts
 from kvpool.server.paths import ListenError
@@ -42,7 +43,7 @@ class Faces:
         self.operations_address = ""
         if operations is not None:
             host, port = operations.server_address[:2]
-            self.operations_address = f"{host!s}:{port}"
+            self.operations_address = f"{bracketed(str(host))}:{port}"
 
     def close(self) -> None:
         """Stop serving. Idempotent."""

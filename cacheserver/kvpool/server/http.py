@@ -268,6 +268,9 @@ class HttpServer(socketserver.TCPServer):
             self._path = path
             path.chmod(0o600)
         else:
+            if self.address_family == socket.AF_INET6:
+                # On [::] the other family's peers are welcome, whatever the machine's default is.
+                self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             super().server_bind()
 
     def server_close(self) -> None:

@@ -38,7 +38,8 @@ TOKEN_FILE: Final = "/var/run/secrets/kvpool.dev/token"  # noqa: S105 - a path
 SERVER_KEY: Final = "server-key"
 """Entry of the clients' ConfigMap with the server's public key, and its file's name in an engine's pod."""
 _ISSUER_KEYS: Final = "issuer.jwks"
-_ANY_ADDRESS: Final = "0.0.0.0"  # noqa: S104 - the pod's own network; NetworkPolicy and tokens decide who enters
+_ANY_ADDRESS: Final = "*"
+"""All of the pod's own, of both families; NetworkPolicy and tokens decide who enters."""
 _OPEN_SOCKET: Final = 0o666
 """Engines run under any user id; the token is what proves them."""
 

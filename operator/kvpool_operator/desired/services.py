@@ -39,6 +39,7 @@ def _service(pool: Pool, name: str, wanted: dict[str, int], more: dict[str, Any]
         "metadata": names.metadata(pool, name),
         "spec": {
             **more,
+            "ipFamilyPolicy": "PreferDualStack",
             "selector": names.selector_labels(pool),
             "ports": [
                 {"name": n, "port": port, "targetPort": n, "protocol": "TCP"} for n, port in sorted(wanted.items())

@@ -216,3 +216,15 @@ def test_a_pool_is_a_value() -> None:
     with pytest.raises(AttributeError):
         one.name = "b"  # type: ignore[misc]
     assert msgspec.structs.replace(one, name="b") != one
+
+
+@given(specs)
+def test_services_and_servers_take_both_families_where_the_cluster_has_them(spec: dict[str, Any]) -> None:
+    made, known = pool(**spec), facts()
+    services = [m for m in manifests(made, known) if m["kind"] == "Service"]
+    server = config_map.server_config(made, known)
+
+    assert services
+    assert {s["spec"]["ipFamilyPolicy"] for s in services} == {"PreferDualStack"}
+    assert server.http.operations_host == "*"
+    assert server.listen.tcp_host in ("*", "")

@@ -4,6 +4,7 @@
 import asyncio
 import datetime as dt
 from typing import Any
+from urllib.parse import unquote
 
 import aiohttp
 import pytest
@@ -166,6 +167,16 @@ def test_namespaces_that_are_not_watched_are_not_looked_into() -> None:
     assert observe.unwatched(POOL, ()) == (), "all are watched"
 
 
+def test_an_address_of_the_new_family_is_put_in_brackets() -> None:
+    with statistics() as numbers:
+        port = numbers.url.split(":")[2].split("/")[0]
+        template = f"http://127.0.0.1:{port}/{{ip}}/{{port}}"
+        pods = (ServerPod(name="p", uid="p", node="n1", ip="fd00::1"),)
+        asyncio.run(read(template, *pods))
+
+    assert [unquote(asked) for asked in numbers.asked] == ["[fd00::1]/7411"]
+
+
 def test_the_newest_revision_counts() -> None:
     owner = [{"uid": "ds"}]
     labels = {names.ROLE_LABEL: "server"}
@@ -187,11 +198,12 @@ def test_the_newest_revision_counts() -> None:
     assert asyncio.run(observe.daemon_set(missing, POOL)) is None
 
 
-def test_statistics_are_read_from_each_server_that_answers() -> None:
-    async def read(url: str, *pods: ServerPod) -> Any:
-        async with aiohttp.ClientSession() as session:
-            return await observe.read_stats(session, url, 7411, pods)
+async def read(url: str, *pods: ServerPod) -> Any:
+    async with aiohttp.ClientSession() as session:
+        return await observe.read_stats(session, url, 7411, pods)
 
+
+def test_statistics_are_read_from_each_server_that_answers() -> None:
     def server(ip: str, **more: Any) -> ServerPod:
         return ServerPod(name=ip, uid=ip, node=f"node-{ip}", ip=ip, **more)
 

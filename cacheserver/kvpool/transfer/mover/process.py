@@ -166,7 +166,9 @@ def _listen(where: str) -> tuple[socket.socket, str]:
         address = where
     else:
         host, _, port = rest.rpartition(":")
-        listener = socket.create_server((host, int(port)), backlog=_BACKLOG)
+        six = ":" in host
+        family = socket.AF_INET6 if six else socket.AF_INET
+        listener = socket.create_server((host, int(port)), family=family, backlog=_BACKLOG, dualstack_ipv6=six)
         address = f"tcp:{host}:{listener.getsockname()[1]}"
     listener.listen(_BACKLOG)
     return listener, address
