@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The composition root: from a ServerConfig to a serving process and back to an exit code."""
 
+import gc
 import os
 import secrets
 import signal
@@ -22,8 +23,8 @@ from kvpool.config import ServerConfig
 from kvpool.engine.engine import Engine
 from kvpool.metrics.numbers import Numbers
 from kvpool.model.errors import Draining
-from kvpool.server.answers import Answers
 from kvpool.server.addresses import with_addresses
+from kvpool.server.answers import Answers
 from kvpool.server.bulk import BulkVerbs
 from kvpool.server.caching import CachingVerbs
 from kvpool.server.calls import Client
@@ -45,6 +46,7 @@ from kvpool.server.places import MoverPlaces, memory_of
 from kvpool.server.publish import Facts, Publisher
 from kvpool.server.rings import Rings
 from kvpool.server.sessions import Rim, SessionVerbs
+from kvpool.server.slices import ask_for_short_slices
 from kvpool.server.snapshot import ServerSnapshot
 from kvpool.server.sockets import Frontend
 from kvpool.transfer.mover.inventory import visible_gpus
@@ -297,7 +299,7 @@ class Server:
             client.watched = False
 
 
-def run_server(config: ServerConfig) -> int:
+def run_server(config: ServerConfig, mover_command: Sequence[str] = MOVER_COMMAND) -> int:
     """Serve until SIGTERM or SIGINT; a second signal ends the process at once.
 
     Returns:
@@ -308,15 +310,18 @@ def run_server(config: ServerConfig) -> int:
     """
     configure(config.log, sys.stderr)
     clocks = Clocks()
+    ask_for_short_slices()
     try:
         with ExitStack() as resources:
             arena = resources.enter_context(open_arena(config.l1, config.pool_uid, config.living_pools))
             engine = Engine(config, arena)
             recovery = engine.recover(clocks.monotonic())
-            server = resources.enter_context(Server(config, arena, engine, recovery.chunks, clocks))
+            server = resources.enter_context(Server(config, arena, engine, recovery.chunks, clocks, mover_command))
             _handle_signals(server)
             arena.grow()
             _announce(server, config, recovery.chunks)
+            # All that is alive by now stays: looking through it for garbage would stop the loop for 40 ms.
+            gc.freeze()
             server.run()
     except _CANNOT_START as e:
         log.error("server.not_started", error=str(e))  # noqa: TRY400 - the text says it all, a traceback would hide it

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The request loop: the one thread that owns sockets, engine and connections.
 
-A turn takes all that waits, serves control requests before bulk ones, runs what other threads left, then what time
-brings. Nothing in it waits for anything but the next thing to do.
+A turn takes what waits, serves short requests before long ones and control before bulk, runs what other threads left,
+then what time brings. Long requests have a share of each turn: what is left of them waits for the next one, which first
+looks who else has come. Nothing in it waits for anything but the next thing to do.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final, Protocol
 
+from kvpool.server.backlog import Backlog, Waiting
 from kvpool.server.bulk import BulkVerbs
 from kvpool.server.caching import CachingVerbs
 from kvpool.server.calls import Call
@@ -21,6 +23,10 @@ __all__ = ["Door", "Loop"]
 
 _TURN_MESSAGES: Final = 64
 """Taken from each socket in one turn: a flood delays others by this many requests, not more."""
+_LONG_S: Final = 0.0003
+"""What long requests of one kind may take of one turn, beyond the first of them."""
+_BACKLOG: Final = 256
+"""With so many requests waiting here, others wait with their senders."""
 _HOUSEKEEPING_S: Final = 0.5
 _PUBLISH_S: Final = 1.0
 
@@ -63,11 +69,14 @@ class Loop:
         self._caching, self._bulk = verbs
         self._inbox = inbox
         self._publish = publish
+        self._backlog = Backlog(parts.connections.is_bulk)
         self._descriptors: DescriptorServer | None = None
         silent_s = parts.config.leases.client_silent_s
         self._housekeeping_s = min(_HOUSEKEEPING_S, silent_s / 4)
         self._next_housekeeping_s = self._next_publish_s = parts.clock()
         self._drain_until_s: float | None = None
+        self._engine_due_s: float | None = None
+        """When the engine had something to do next, as of the turn's beginning."""
         self._stopped = False
         self.lanes_work = True
         """False while a copy takes far too long."""
@@ -109,26 +118,30 @@ class Loop:
         self._check_drained()
 
     def _serve(self, ready: set[Origin | int], received_s: float) -> None:
-        """Serve what came: control first, so that no ping waits for somebody's bytes."""
-        arrivals = [a for o in Origin if o in ready for a in self._door.receive(o, _TURN_MESSAGES)]
-        bulk = [a for a in arrivals if self._parts.connections.is_bulk(a.peer)]
-        later = set(map(id, bulk))
-        self._serve_all((a for a in arrivals if id(a) not in later), received_s)
-        self._serve_all(bulk, received_s)
+        """Serve what came: what takes no time first, then for a while what does."""
+        if len(self._backlog) < _BACKLOG:
+            arrivals = [a for o in Origin if o in ready for a in self._door.receive(o, _TURN_MESSAGES)]
+            for arrival in self._backlog.sort(arrivals, received_s):
+                self._answer(Waiting(arrival, received_s))
+        for take in (self._backlog.control, self._backlog.bulk):
+            ends_s = self._parts.clock() + _LONG_S
+            while (waiting := take()) is not None:
+                self._answer(waiting)
+                if self._parts.clock() >= ends_s:
+                    break
 
-    def _serve_all(self, arrivals: Iterable[Arrival], received_s: float) -> None:
-        parts = self._parts
-        for arrival in arrivals:
-            call = Call(arrival.peer, received_s)
-            answer = self._dispatcher.answer(call, arrival, parts.clock())
-            if answer is not None:
-                parts.answers.finish(call, answer, parts.clock())
+    def _answer(self, waiting: Waiting) -> None:
+        parts, arrival = self._parts, waiting.arrival
+        call = Call(arrival.peer, waiting.received_s)
+        answer = self._dispatcher.answer(call, arrival, parts.clock())
+        if answer is not None:
+            parts.answers.finish(call, answer, parts.clock())
 
     def _time_passes(self, now_s: float) -> None:
         parts = self._parts
         self._caching.expire(now_s)
         parts.answers.expire(now_s)
-        due_s = parts.engine.next_deadline_s()
+        due_s = self._engine_due_s
         if now_s >= self._next_housekeeping_s:
             self._keep_house(now_s)
         elif due_s is not None and now_s >= due_s:
@@ -149,11 +162,14 @@ class Loop:
             self._descriptors.expire(now_s)
 
     def _timeout_s(self) -> float:
+        self._engine_due_s = self._parts.engine.next_deadline_s()
+        if self._backlog:
+            return 0.0
         times = (
             self._next_housekeeping_s,
             self._next_publish_s,
             self._drain_until_s,
-            self._parts.engine.next_deadline_s(),
+            self._engine_due_s,
             self._parts.answers.next_deadline_s(),
             self._caching.next_deadline_s(),
             self._parts.rings.next_deadline_s(self._parts.clock()),
@@ -165,6 +181,6 @@ class Loop:
             return
         # Who waits for news of a ring waits for no work.
         waiting = self._parts.answers.waiting - self._parts.rings.watching
-        idle = not (waiting or self._bulk.running or self._parts.engine.numbers().leases)
+        idle = not (waiting or self._backlog or self._bulk.running or self._parts.engine.numbers().leases)
         if idle or self._parts.clock() >= self._drain_until_s:
             self._stopped = True

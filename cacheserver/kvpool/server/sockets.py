@@ -143,7 +143,10 @@ class Frontend:
         """Return up to *most* messages that wait at one endpoint; never blocks."""
         router = self._routers[origin]
         arrivals: list[Arrival] = []
-        while len(arrivals) < most and (arrival := _receive(router, origin)) is not None:
+        # Asking first costs a third of what it costs to be told by an exception.
+        while len(arrivals) < most and int(router.get(zmq.EVENTS)) & zmq.POLLIN:
+            if (arrival := _receive(router, origin)) is None:
+                break
             arrivals.append(arrival)
         return arrivals
 

@@ -54,9 +54,9 @@ class ScriptedDoor:
         self.sent.append((envelope.request_id, reply))
         return self.becomes
 
-    def arrive(self, peer, request, number=0, deadline_ms=60_000):
+    def arrive(self, peer, request, number=0, deadline_ms=60_000, frames=()):
         head = codec.encode_request(m.Envelope(1, number, deadline_ms), request)
-        self.queue.append(Arrival(peer, [memoryview(f) for f in head]))
+        self.queue.append(Arrival(peer, [memoryview(f) for f in (*head, *frames)]))
 
 
 class ScriptedEngine:
@@ -69,6 +69,11 @@ class ScriptedEngine:
         self.ticks = []
         self.due_s = None
         self.leases = 0
+        self.takes = lambda: None
+
+    def lookup(self, *_):
+        self.takes()
+        return FoundPrefix(1, 0, LookupReason.ALL)
 
     def lookup_status(self, *_):
         if isinstance(self.status, Exception):
@@ -168,6 +173,46 @@ def test_control_is_served_before_bulk_whatever_came_first(world):
     world.turn()
 
     assert [n for n, _ in world.door.sent] == [2, 4, 0, 1, 3]
+
+
+def lookup_arrives(world, peer, number):
+    world.door.arrive(peer, m.Lookup(request_id="r", lookup_id=LOOKUP), number, frames=(bytes(32),))
+
+
+@pytest.mark.behaviour("R065", "D048")
+def test_a_ping_passes_the_lookups_of_others_and_none_of_its_own(world):
+    lookup_arrives(world, A, 0)
+    lookup_arrives(world, A, 1)
+    world.door.arrive(A, m.Ping(), 2)
+    world.door.arrive(C, m.Ping(), 3)
+    world.turn()
+
+    assert [n for n, _ in world.door.sent] == [3, 0, 1, 2]
+
+
+@pytest.mark.behaviour("R065", "D048")
+def test_lookups_have_a_share_of_a_turn_so_that_a_ping_waits_for_few_of_them(world):
+    world.engine.takes = lambda: setattr(world, "now_s", world.now_s + 0.0002)
+    for number in range(6):
+        lookup_arrives(world, A, number)
+    world.turn()
+    world.door.arrive(C, m.Ping(), 6)
+    for _ in range(3):
+        world.turn()
+
+    assert [n for n, _ in world.door.sent] == [0, 1, 6, 2, 3, 4, 5]
+    assert world.door.waited_s[1:3] == [0.0, 0.0], "what waits here is not slept on"
+
+
+def test_what_waits_for_its_turn_is_answered_before_a_drain_ends(world):
+    world.engine.takes = lambda: setattr(world, "now_s", world.now_s + 0.01)
+    for number in range(5):
+        lookup_arrives(world, A, number)
+    world.turn()
+    world.inbox.post(world.loop.drain)
+    world.loop.run()
+
+    assert [n for n, _ in world.door.sent] == list(range(5))
 
 
 @pytest.mark.behaviour("D124")
