@@ -22,7 +22,7 @@ from kvpool_operator.events import Poster
 from kvpool_operator.lease import Lease
 from kvpool_operator.metrics import READY, Metrics
 from kvpool_operator.observed import ServerPod, ServerStats
-from kvpool_operator.queue import Queue, Schedule
+from kvpool_operator.queue import Need, Queue, Schedule
 from kvpool_operator.reconcile import Key, Reconciler
 from kvpool_operator.settings import Settings
 from kvpool_operator.supervise import supervise
@@ -59,7 +59,9 @@ class Controller:
             Poster(self._cluster, settings.identity, _now),
             self._passed,
         )
-        schedule: Schedule[Key] = Schedule(gap_s=_GAP_S, parallel=settings.parallel, jitter=random.random)
+        schedule: Schedule[Key] = Schedule(
+            gap_s=_GAP_S, report_gap_s=settings.status_gap_s, parallel=settings.parallel, jitter=random.random
+        )
         self.queue: Queue[Key] = Queue(schedule, self.reconciler, time.monotonic)
         self._resynced_s = time.monotonic()
         self._loop = asyncio.get_running_loop()
@@ -105,9 +107,9 @@ class Controller:
 
         await supervise(lambda: asyncio.to_thread(watch), self._again, time.monotonic)
 
-    def _ask(self, key: Key, urgent: bool) -> None:
+    def _ask(self, key: Key, need: Need) -> None:
         """Any thread."""
-        self._loop.call_soon_threadsafe(functools.partial(self.queue.add, key, urgent=urgent))
+        self._loop.call_soon_threadsafe(functools.partial(self.queue.add, key, need))
 
     async def _lead(self) -> None:
         await self.lease.acquire()

@@ -14,6 +14,7 @@ from typing import Any, Final
 import kopf
 
 from kvpool_operator.desired.names import POOL_LABEL, ROLE_LABEL
+from kvpool_operator.queue import Need
 from kvpool_operator.reconcile import Key
 from kvpool_operator.settings import Settings
 
@@ -28,15 +29,18 @@ class Watcher:
     """What handlers share; used on the watches' thread.
 
     Args:
-        ask: puts a pool into the queue, from any thread; urgent if its own spec changed.
+        ask: puts a pool into the queue, from any thread.
     """
 
-    ask: Callable[[Key, bool], None]
+    ask: Callable[[Key, Need], None]
     _generations: dict[Key, tuple[str, int]] = field(default_factory=dict)
+    _daemon_sets: dict[str, int] = field(default_factory=dict)
+    """Generations by uid: what changes more often is their status."""
 
     def forget(self) -> None:
         """Start as if nothing had been seen."""
         self._generations.clear()
+        self._daemon_sets.clear()
 
     def pool_seen(self, metadata: Mapping[str, Any], *, deleted: bool) -> None:
         """A pool came, changed or went. A change of its status alone is our own and asks for nothing."""
@@ -48,17 +52,26 @@ class Watcher:
             return
         else:
             self._generations[key] = version
-        self.ask(key, True)
+        self.ask(key, Need.NOW)
 
-    def owned_seen(self, metadata: Mapping[str, Any]) -> None:
+    def owned_seen(self, metadata: Mapping[str, Any], need: Need = Need.SOON) -> None:
         """Something that a pool owns came, changed or went."""
-        self.ask((metadata["namespace"], metadata["labels"][POOL_LABEL]), False)
+        self.ask((metadata["namespace"], metadata["labels"][POOL_LABEL]), need)
+
+    def daemon_set_seen(self, metadata: Mapping[str, Any], *, deleted: bool) -> None:
+        """A DaemonSet came, changed or went; its status, which counts servers, changes with each of them."""
+        uid, generation = metadata["uid"], metadata["generation"]
+        known = self._daemon_sets.pop(uid, None)
+        if not deleted:
+            self._daemon_sets[uid] = generation
+        same = known == generation and not deleted
+        self.owned_seen(metadata, Need.SOMETIME if same else Need.SOON)
 
     def client_seen(self, metadata: Mapping[str, Any]) -> None:
         """A pod that opted in; its pool may be in any namespace that knows its name."""
         name = metadata["labels"][POOL_LABEL]
         for key in [k for k in self._generations if k[1] == name]:
-            self.ask(key, False)
+            self.ask(key, Need.SOMETIME)
 
 
 @kopf.on.event(*_POOLS)
@@ -68,6 +81,11 @@ async def on_pool(memo: Watcher, meta: Mapping[str, Any], type: str | None, **_:
 
 
 @kopf.on.event("apps", "v1", "daemonsets", labels=_SERVERS)
+async def on_daemon_set(memo: Watcher, meta: Mapping[str, Any], type: str | None, **_: Any) -> None:  # noqa: A002
+    """A DaemonSet changed, or its status."""
+    memo.daemon_set_seen(meta, deleted=type == "DELETED")
+
+
 @kopf.on.event("v1", "configmaps", labels=_SERVERS)
 @kopf.on.event("v1", "services", labels=_SERVERS)
 @kopf.on.event("networking.k8s.io", "v1", "networkpolicies", labels=_SERVERS)
@@ -80,7 +98,7 @@ async def on_owned(memo: Watcher, meta: Mapping[str, Any], **_: Any) -> None:
 async def on_pod(memo: Watcher, meta: Mapping[str, Any], **_: Any) -> None:
     """A server, or a pod that opted in, changed."""
     if meta["labels"].get(ROLE_LABEL) == "server":
-        memo.owned_seen(meta)
+        memo.owned_seen(meta, Need.SOMETIME)
     else:
         memo.client_seen(meta)
 

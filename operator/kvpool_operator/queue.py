@@ -7,14 +7,26 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final, Generic, TypeVar
 
-__all__ = ["Outcome", "Queue", "Schedule"]
+__all__ = ["Need", "Outcome", "Queue", "Schedule"]
 
 K = TypeVar("K", bound=Hashable)
 
 _FIRST_RETRY_S: Final = 0.2
 _LAST_RETRY_S: Final = 300.0
+
+
+class Need(Enum):
+    """How soon a pass is wanted."""
+
+    NOW = "now"
+    """The key's own spec changed: a failure before it does not count any more."""
+    SOON = "soon"
+    """Something may have to be repaired."""
+    SOMETIME = "sometime"
+    """There is something to report; during a rollout that is so many times a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +46,8 @@ class _Entry:
     """When to look; None if nothing asks for it."""
     asked_s: float = 0.0
     """When somebody first asked for the coming pass."""
+    gap_s: float = 0.0
+    """Least time since the last pass for those who asked."""
     running: bool = False
     failures: int = 0
     ended_s: float = float("-inf")
@@ -44,25 +58,29 @@ class Schedule(Generic[K]):
 
     Args:
         gap_s: least time between two passes over one key, so that a burst of events costs one.
+        report_gap_s: the same where there is only something to report.
         parallel: passes at a time.
         jitter: a random number in [0, 1) at each call.
     """
 
-    def __init__(self, *, gap_s: float, parallel: int, jitter: Callable[[], float]) -> None:
+    def __init__(self, *, gap_s: float, report_gap_s: float, parallel: int, jitter: Callable[[], float]) -> None:
         self._gap_s = gap_s
+        self._report_gap_s = max(gap_s, report_gap_s)
         self._parallel = parallel
         self._jitter = jitter
         self._entries: dict[K, _Entry] = {}
 
-    def add(self, key: K, now_s: float, *, urgent: bool = False) -> None:
-        """Ask for a pass over *key*. A key that failed waits its time out, unless *urgent*: its own spec changed."""
+    def add(self, key: K, now_s: float, need: Need = Need.SOON) -> None:
+        """Ask for a pass over *key*. A key that failed waits its time out, unless it is needed now."""
         entry = self._entries.setdefault(key, _Entry())
-        if urgent:
+        if need is Need.NOW:
             entry.failures = 0
-        wanted = max(now_s, entry.ended_s + self._gap_s)
+        gap_s = self._report_gap_s if need is Need.SOMETIME else self._gap_s
+        wanted = max(now_s, entry.ended_s + gap_s)
         if entry.due_s is None:
-            entry.due_s, entry.asked_s = wanted, now_s
+            entry.due_s, entry.asked_s, entry.gap_s = wanted, now_s, gap_s
         elif not entry.failures:
+            entry.gap_s = min(entry.gap_s, gap_s)
             entry.asked_s = min(entry.asked_s, now_s) if entry.due_s <= now_s else now_s
             entry.due_s = min(entry.due_s, wanted)
 
@@ -87,7 +105,9 @@ class Schedule(Generic[K]):
         if outcome.failed:
             entry.due_s = now_s + max(outcome.after_s or 0.0, self._backoff_s(entry.failures))
         elif asked_again:
-            entry.due_s = now_s + self._gap_s
+            entry.due_s = now_s + entry.gap_s
+            if outcome.after_s is not None:
+                entry.due_s = min(entry.due_s, now_s + max(outcome.after_s, self._gap_s))
         elif outcome.forget:
             del self._entries[key]
         elif outcome.after_s is not None:
@@ -132,9 +152,9 @@ class Queue(Generic[K]):
         self._clock = clock
         self._wake = asyncio.Event()
 
-    def add(self, key: K, *, urgent: bool = False) -> None:
+    def add(self, key: K, need: Need = Need.SOON) -> None:
         """Ask for a pass over *key*."""
-        self._schedule.add(key, self._clock(), urgent=urgent)
+        self._schedule.add(key, self._clock(), need)
         self._wake.set()
 
     def add_all(self, keys: Iterable[K]) -> None:

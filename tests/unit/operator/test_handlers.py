@@ -11,6 +11,7 @@ import pytest
 from kvpool_operator import handlers
 from kvpool_operator.desired.names import POOL_LABEL
 from kvpool_operator.handlers import Stop, Watcher
+from kvpool_operator.queue import Need
 
 
 def meta(name: str = "a", generation: int = 1, namespace: str = "models", **labels: str) -> dict[str, Any]:
@@ -18,13 +19,13 @@ def meta(name: str = "a", generation: int = 1, namespace: str = "models", **labe
 
 
 @pytest.fixture
-def asked() -> list[tuple[tuple[str, str], bool]]:
+def asked() -> list[tuple[tuple[str, str], Need]]:
     return []
 
 
 @pytest.fixture
-def watcher(asked: list[tuple[tuple[str, str], bool]]) -> Watcher:
-    return Watcher(lambda key, urgent: asked.append((key, urgent)))
+def watcher(asked: list[tuple[tuple[str, str], Need]]) -> Watcher:
+    return Watcher(lambda key, need: asked.append((key, need)))
 
 
 def test_a_new_spec_is_urgent_and_our_own_status_asks_for_nothing(watcher: Watcher, asked: list[Any]) -> None:
@@ -33,7 +34,7 @@ def test_a_new_spec_is_urgent_and_our_own_status_asks_for_nothing(watcher: Watch
     watcher.pool_seen(meta(generation=2), deleted=False)
     watcher.pool_seen(meta(generation=2), deleted=True)
 
-    assert asked == [(("models", "a"), True)] * 3
+    assert asked == [(("models", "a"), Need.NOW)] * 3
 
 
 def test_a_namesake_of_a_deleted_pool_is_a_new_one(watcher: Watcher, asked: list[Any]) -> None:
@@ -46,7 +47,17 @@ def test_a_namesake_of_a_deleted_pool_is_a_new_one(watcher: Watcher, asked: list
 def test_what_a_pool_owns_names_it(watcher: Watcher, asked: list[Any]) -> None:
     watcher.owned_seen(meta("kvpool-a-node", **{POOL_LABEL: "a"}))
 
-    assert asked == [(("models", "a"), False)]
+    assert asked == [(("models", "a"), Need.SOON)]
+
+
+def test_a_daemon_set_whose_status_counts_on_is_only_to_be_reported(watcher: Watcher, asked: list[Any]) -> None:
+    made = meta("kvpool-a", **{POOL_LABEL: "a"})
+    watcher.daemon_set_seen(made, deleted=False)
+    watcher.daemon_set_seen(made, deleted=False)
+    watcher.daemon_set_seen({**made, "generation": 2}, deleted=False)
+    watcher.daemon_set_seen({**made, "generation": 2}, deleted=True)
+
+    assert [need for _, need in asked] == [Need.SOON, Need.SOMETIME, Need.SOON, Need.SOON]
 
 
 def test_a_client_names_every_pool_of_that_name(watcher: Watcher, asked: list[Any]) -> None:
@@ -57,7 +68,7 @@ def test_a_client_names_every_pool_of_that_name(watcher: Watcher, asked: list[An
 
     watcher.client_seen(meta("vllm-0", namespace="z", **{POOL_LABEL: "a"}))
 
-    assert sorted(asked) == [(("x", "a"), False), (("y", "a"), False)]
+    assert sorted(asked, key=lambda a: a[0]) == [(("x", "a"), Need.SOMETIME), (("y", "a"), Need.SOMETIME)]
 
 
 def test_kopf_writes_nothing_and_waits_for_nothing_forever() -> None:

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpool_operator.queue import Outcome, Queue, Schedule
+from kvpool_operator.queue import Need, Outcome, Queue, Schedule
 
 OK = Outcome()
 FAILED = Outcome(failed=True)
 
 
 def schedule(**changes: object) -> Schedule[str]:
-    known: dict[str, object] = {"gap_s": 1.0, "parallel": 2, "jitter": lambda: 0.0}
+    known: dict[str, object] = {"gap_s": 1.0, "report_gap_s": 5.0, "parallel": 2, "jitter": lambda: 0.0}
     return Schedule(**(known | changes))  # type: ignore[arg-type]
 
 
@@ -37,6 +37,31 @@ def test_what_is_asked_for_during_a_pass_comes_after_it() -> None:
     assert s.take(0.5) is None, "never two passes over one key at a time"
     s.done("a", 2.0, OK)
     assert s.take(2.5) is None, "a burst waits for the gap"
+    assert s.take(3.0) == "a"
+
+
+def test_what_is_only_to_be_reported_waits_longer_after_a_pass_unless_something_else_asks() -> None:
+    s = schedule()
+    s.add("a", 0.0, Need.SOMETIME)
+    assert s.take(0.0) == "a", "after a quiet time at once"
+    s.add("a", 0.5, Need.SOMETIME)
+    s.done("a", 1.0, OK)
+    assert s.take(5.9) is None
+    assert s.take(6.0) == "a"
+    s.done("a", 6.0, OK)
+    s.add("a", 6.1, Need.SOMETIME)
+    s.add("a", 6.2)
+    assert s.take(7.0) == "a"
+
+
+def test_a_pass_that_wants_another_one_soon_gets_it_whatever_was_reported_meanwhile() -> None:
+    s = schedule()
+    s.add("a", 0.0)
+    s.take(0.0)
+    s.add("a", 0.5, Need.SOMETIME)
+    s.done("a", 1.0, Outcome(after_s=2.0))
+
+    assert s.take(2.9) is None
     assert s.take(3.0) == "a"
 
 
@@ -78,7 +103,7 @@ def test_a_failing_key_is_not_hurried_by_events_but_by_a_new_spec() -> None:
 
     s.add("a", 51.0)
     assert s.next_due_s() == due
-    s.add("a", 52.0, urgent=True)
+    s.add("a", 52.0, Need.NOW)
     assert s.take(52.0) == "a"
 
 
@@ -120,7 +145,7 @@ def test_the_oldest_wait_counts_only_what_is_overdue() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["add", "urgent", "take", "ok", "fail", "forget", "later"]),
+            st.sampled_from(["soon", "now", "sometime", "take", "ok", "fail", "forget", "later"]),
             st.sampled_from("abc"),
             st.floats(0, 5),
         ),
@@ -132,8 +157,8 @@ def test_whatever_is_asked_for_is_looked_at_afterwards(steps: list[tuple[str, st
     outcomes = {"ok": OK, "fail": FAILED, "forget": Outcome(forget=True), "later": Outcome(after_s=1.0)}
     for step, key, passed_s in steps:
         now += passed_s
-        if step in ("add", "urgent"):
-            s.add(key, now, urgent=step == "urgent")
+        if step in ("soon", "now", "sometime"):
+            s.add(key, now, Need(step))
             owed.add(key)
         elif step == "take":
             taken = s.take(now)

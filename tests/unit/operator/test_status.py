@@ -213,6 +213,7 @@ def test_rates_are_sums_over_servers_not_means() -> None:
     assert result.hit_rate == "0.90"
     assert (result.capacity, result.clients) == ("2Gi", 2)
 
+
 @pytest.mark.parametrize(
     ("mode", "hint"),
     [
@@ -229,7 +230,6 @@ def test_a_server_without_gpus_is_a_problem_node_and_the_mode_says_where_to_look
 
     assert hint in condition(result, "GPUAccessReady").message
     assert [(p.node, p.reason) for p in result.problem_nodes] == [("n1", "NoGPUVisible")]
-
 
 
 def test_a_restarted_server_counts_from_zero() -> None:
