@@ -276,6 +276,12 @@ class ClientConfig(Section, frozen=True, kw_only=True):
         int, Meta(ge=0, le=1 << 40, description="Device memory that stays free beside the ring.")
     ] = 512 * MIB
     store_generated: Annotated[bool, Meta(description="Store generated tokens, too.")] = False
+    store_min_tokens: Annotated[
+        int, Meta(ge=0, le=1 << 24, description="Prompts with fewer tokens are not stored.")
+    ] = 0
+    load_min_tokens: Annotated[
+        int, Meta(ge=0, le=1 << 24, description="Hits that bring fewer tokens are computed instead of loaded.")
+    ] = 0
     label: Annotated[
         str, Meta(max_length=253, description="Name of this client on the admin face (the pod's name).")
     ] = ""

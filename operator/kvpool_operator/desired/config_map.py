@@ -128,6 +128,8 @@ def client_config(pool: Pool, server_key: str, *, socket: bool | None = None) ->
         server_key=server_key if serves_tcp(pool) else "",
         token_file=TOKEN_FILE if serves_tcp(pool) else "",
         store_generated=pool.spec.store.generated_tokens,
+        store_min_tokens=pool.spec.store.min_tokens,
+        load_min_tokens=pool.spec.load.min_tokens,
         **modes.get(pool.spec.transfer.mode, {}),
     )
 

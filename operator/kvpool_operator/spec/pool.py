@@ -19,6 +19,7 @@ __all__ = [
     "GpuMode",
     "Ipc",
     "IpcMode",
+    "Load",
     "Monitoring",
     "NamespaceTenant",
     "Network",
@@ -101,6 +102,15 @@ class Store(Section, frozen=True, kw_only=True):
     """What is worth storing."""
 
     generated_tokens: Annotated[bool, Meta(description="Store generated tokens, too.")] = False
+    min_tokens: Annotated[int, Meta(ge=0, le=1 << 24, description="Prompts with fewer tokens are not stored.")] = 0
+
+
+class Load(Section, frozen=True, kw_only=True):
+    """What is worth loading."""
+
+    min_tokens: Annotated[
+        int, Meta(ge=0, le=1 << 24, description="Hits that bring fewer tokens are computed instead of loaded.")
+    ] = 0
 
 
 class NamespaceTenant(Section, frozen=True, kw_only=True):
@@ -333,6 +343,7 @@ class PoolSpec(Section, frozen=True, kw_only=True):
         int, Meta(ge=16, le=65536, description="Tokens of one chunk; immutable: another value needs a new pool.")
     ] = 256
     store: Store = Store()
+    load: Load = Load()
     tenants: Tenants = Tenants()
     gpu_access: GpuAccess = GpuAccess()
     ipc: Ipc = Ipc()
