@@ -6,6 +6,7 @@ Everything of a run lives in one folder: certificates, data, logs, the audit log
 
 import contextlib
 import http.client
+import ipaddress
 import json
 import os
 import shutil
@@ -22,12 +23,31 @@ from tests.cluster.pki import Authority, write_service_account_key
 from tests.cluster.processes import Processes, sweep
 from tools.cluster_assets import CONTROL_PLANE, assets, find
 
-__all__ = ["PROGRAMS", "ControlPlane", "free_ports", "missing_programs"]
+__all__ = ["PROGRAMS", "ControlPlane", "Site", "base_folder", "free_ports", "missing_programs"]
 
 PROGRAMS = tuple(a for a in CONTROL_PLANE if a.name != "helm")
 LOOPBACK = "127.0.0.1"
+ANY = "0.0.0.0"
 SERVICE_RANGE = "192.0.2.0/24"  # a documentation range: Services get addresses, nothing is ever sent there
 ISSUER = "https://kubernetes.default.svc"
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a control plane runs: alone on loopback with simulated nodes, or at an address that real nodes reach."""
+
+    address: str = LOOPBACK
+    services: str = SERVICE_RANGE
+
+    @property
+    def simulated(self) -> bool:
+        """True if its nodes are KWOK's."""
+        return self.address == LOOPBACK
+
+    @property
+    def first_service(self) -> str:
+        """Address of the API server's own Service."""
+        return str(next(ipaddress.ip_network(self.services).hosts()))
 
 
 def free_ports(count: int) -> list[int]:
@@ -44,7 +64,8 @@ def missing_programs() -> list[str]:
     return [a.name for a in PROGRAMS if find(a) is None]
 
 
-def _base() -> Path:
+def base_folder() -> Path:
+    """Folder of all runs of this user."""
     return Path(tempfile.gettempdir()) / f"kvpool-cluster-{os.getuid()}"
 
 
@@ -59,10 +80,12 @@ class ControlPlane:
     node_lease_s: int = 40
     """Leases of simulated nodes last so long; a thousand of them need longer ones, or they are most of the load."""
 
+    site: Site = field(default_factory=Site)
+
     def __enter__(self) -> Self:
-        sweep(_base())
-        _base().mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.folder = Path(tempfile.mkdtemp(prefix="run-", dir=_base()))
+        sweep(base_folder())
+        base_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.folder = Path(tempfile.mkdtemp(prefix="run-", dir=base_folder()))
         self.processes = Processes(self.folder)
         self._etcd, self._etcd_peer, self.port, self._kcm, self._scheduler, self._kwok = free_ports(6)
         try:
@@ -85,7 +108,7 @@ class ControlPlane:
     @property
     def server(self) -> str:
         """Address of the API server."""
-        return f"https://{LOOPBACK}:{self.port}"
+        return f"https://{self.site.address}:{self.port}"
 
     @property
     def audit_log(self) -> Path:
@@ -111,7 +134,8 @@ class ControlPlane:
         self.start_api_server()
         self.processes.start("kube-controller-manager", self._controllers_command(), lambda: self._healthy(self._kcm))
         self.processes.start("kube-scheduler", self._scheduler_command(), lambda: self._healthy(self._scheduler))
-        self.processes.start("kwok", self._kwok_command(), self._kwok_ready)
+        if self.site.simulated:
+            self.processes.start("kwok", self._kwok_command(), self._kwok_ready)
 
     def start_api_server(self) -> None:
         """Start the API server, also again after it was stopped."""
@@ -131,7 +155,8 @@ class ControlPlane:
     def _write_files(self) -> None:
         self.authority = Authority(self.folder / "pki")
         self._serving = self.authority.serving(
-            "kube-apiserver", [LOOPBACK, "localhost", "kubernetes.default.svc", SERVICE_RANGE.replace("0/24", "1")]
+            "kube-apiserver",
+            [LOOPBACK, self.site.address, "localhost", "kubernetes.default.svc", self.site.first_service],
         )
         self._sa_private, self._sa_public = write_service_account_key(self.folder / "pki")
         self.admin = self.kubeconfig("admin", ("system:masters",))
@@ -161,13 +186,11 @@ class ControlPlane:
             self.programs["kube-apiserver"],
             f"--etcd-servers=http://{LOOPBACK}:{self._etcd}",
             f"--secure-port={self.port}",
-            f"--bind-address={LOOPBACK}",
-            f"--advertise-address={LOOPBACK}",
-            "--endpoint-reconciler-type=none",
+            *self._faces(),
             f"--tls-cert-file={certificate}",
             f"--tls-private-key-file={key}",
             f"--client-ca-file={self.authority.file}",
-            f"--service-cluster-ip-range={SERVICE_RANGE}",
+            f"--service-cluster-ip-range={self.site.services}",
             "--allow-privileged=true",
             "--authorization-mode=Node,RBAC",
             "--enable-admission-plugins=NodeRestriction",
@@ -180,6 +203,23 @@ class ControlPlane:
             f"--audit-policy-file={self.folder / 'audit.yaml'}",
             f"--audit-log-path={self.audit_log}",
             "--audit-log-mode=blocking",
+        ]
+
+    def _faces(self) -> list[str]:
+        """Where the API server is found, and how it reaches kubelets."""
+        if self.site.simulated:
+            return [
+                f"--bind-address={LOOPBACK}",
+                f"--advertise-address={LOOPBACK}",
+                "--endpoint-reconciler-type=none",
+            ]
+        certificate, key = self.authority.client("kubelet-client", "kvpool-test-api-server", ("system:masters",))
+        return [
+            f"--bind-address={ANY}",
+            f"--advertise-address={self.site.address}",
+            f"--kubelet-client-certificate={certificate}",
+            f"--kubelet-client-key={key}",
+            "--kubelet-preferred-address-types=InternalIP",
         ]
 
     def _controllers_command(self) -> list[str | Path]:

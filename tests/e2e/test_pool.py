@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pool on real nodes: the operator in its pods, servers in theirs, numbers in the status, tools from inside."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from tests.e2e.conftest import SYSTEM
+from tests.e2e.kube import Kube
+from tests.e2e.pools import OPERATIONS, Servers, pool
+from tools import node_images
+
+
+@pytest.fixture(scope="module")
+def servers(kube: Kube) -> Iterator[Servers]:
+    """A pool in a namespace at the Baseline level."""
+    namespace = kube.namespace("baseline")
+    kube.apply(pool(namespace))
+    made = Servers(kube, namespace)
+    made.wait_ready()
+    yield made
+    kube.delete("kvp", "main", namespace)
+
+
+def test_the_operator_runs_from_its_image_where_the_restricted_level_is_enforced(kube: Kube) -> None:
+    found = kube.get("deployment", "kvpool-operator", SYSTEM)
+
+    assert found["status"]["readyReplicas"] == 2
+    pods = kube.list("pods", SYSTEM, "app.kubernetes.io/component=operator")
+    assert {p["spec"]["nodeName"] for p in pods} == {"node-1", "node-2"}
+    assert all(s["restartCount"] == 0 for p in pods for s in p["status"]["containerStatuses"])
+
+
+def test_each_node_has_a_server_that_read_its_configuration(kube: Kube, servers: Servers) -> None:
+    assert set(servers.pods()) == {"node-1", "node-2"}
+    for node in ("node-1", "node-2"):
+        found = servers.statistics(node)
+        assert found["server_id"] == node
+        assert found["l1_bytes"] >= 256 << 20
+
+
+def test_the_status_has_the_servers_numbers(kube: Kube, servers: Servers) -> None:
+    def told() -> bool:
+        status = kube.get("kvp", "main", servers.namespace)["status"]
+        return status.get("capacity") == "512Mi" and status["servers"]["summary"] == "2/2"
+
+    kube.wait("capacity in the status", told)
+
+
+def test_metrics_are_served(kube: Kube, servers: Servers) -> None:
+    text = kube.http_get(servers.namespace, servers.on("node-2"), OPERATIONS, "/metrics")
+
+    assert "kvpool_lookups_total" in text
+
+
+def test_the_command_line_reaches_the_server_of_its_own_node_from_a_pod(kube: Kube, servers: Servers) -> None:
+    client = json.loads(kube.get("configmap", "kvpool-main-client", servers.namespace)["data"]["client.json"])
+    audience = f"kvpool.dev/{servers.namespace}/main"
+    token = {"serviceAccountToken": {"path": "token", "audience": audience, "expirationSeconds": 3600}}
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "look", "namespace": servers.namespace, "labels": {"kvpool.dev/pool": "main"}},
+        "spec": {
+            "nodeName": "node-2",
+            "restartPolicy": "Never",
+            "containers": [
+                {
+                    "name": "look",
+                    "image": node_images.reference("server"),
+                    "args": ["status", "--json", "--token-file", "/token/token", "--server-key", client["server_key"]],
+                    "env": [{"name": "KVPOOL_CLIENT__SERVER", "value": client["server"]}],
+                    "volumeMounts": [{"name": "token", "mountPath": "/token"}],
+                }
+            ],
+            "volumes": [{"name": "token", "projected": {"sources": [token]}}],
+        },
+    }
+    kube.apply(pod)
+    phase = kube.wait("its end", lambda: ended(kube, servers.namespace, "look"), 60)
+    said = kube.kubectl("logs", "look", "--namespace", servers.namespace)
+
+    assert phase == "Succeeded", said
+    assert json.loads(said)["server_id"] == "node-2"
+
+
+def ended(kube: Kube, namespace: str, name: str) -> str:
+    phase = kube.get("pod", name, namespace)["status"]["phase"]
+    return phase if phase in ("Succeeded", "Failed") else ""
