@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kvpool.metrics.exporter import CONTENT_TYPE
 from kvpool.model.errors import DeadlineExceeded, InvalidRange
+from kvpool.server.faces import METRICS_TYPE
 from kvpool.server.http import AdminFace, ClearOrder, HttpServer, OperationsFace, serve_admin, serve_operations
 
 
@@ -41,7 +41,7 @@ class Server:
             live=lambda: self.live,
             ready=lambda: self.ready,
             metrics=lambda: b"kvpool_chunks 7.0\n",
-            metrics_type=CONTENT_TYPE,
+            metrics_type=METRICS_TYPE,
             status=self.status,
         )
 
@@ -114,7 +114,7 @@ def test_the_operations_face_shows_live_ready_metrics_and_status(operations: Htt
     assert ask(operations, "GET", "/live")[:2] == (200, b"live\n")
     assert ask(operations, "GET", "/ready")[:2] == (200, b"ready\n")
     assert ask(operations, "GET", "/metrics")[:2] == (200, b"kvpool_chunks 7.0\n")
-    assert ask(operations, "GET", "/metrics")[2]["Content-Type"] == CONTENT_TYPE
+    assert ask(operations, "GET", "/metrics")[2]["Content-Type"] == METRICS_TYPE
     assert json.loads(ask(operations, "GET", "/status?x=1")[1]) == {"chunks": 7}
 
 
@@ -207,7 +207,7 @@ def test_more_connections_than_threads_are_closed_and_later_ones_served(behind: 
         entered.release()
         return gate.wait(10)
 
-    face = OperationsFace(live=slow, ready=lambda: True, metrics=lambda: b"", metrics_type=CONTENT_TYPE, status=dict)
+    face = OperationsFace(live=slow, ready=lambda: True, metrics=lambda: b"", metrics_type=METRICS_TYPE, status=dict)
     server = serve_operations(face, "127.0.0.1", 0, time.monotonic)
     try:
         waiting = [threading.Thread(target=ask, args=(server, "GET", "/live")) for _ in range(8)]

@@ -5,6 +5,7 @@ import argparse
 import importlib
 
 from kvpool.cli.errors import Failure
+from kvpool.cli.lean import hidden
 from kvpool.cli.machine import SERVER_PACKAGES, package_versions
 from kvpool.cli.settings import server_config
 
@@ -24,5 +25,7 @@ def run(args: argparse.Namespace) -> int:
         raise Failure(
             f"{', '.join(missing)} not installed; install the server's packages: pip install 'kvpool[server]'"
         )
-    code: int = importlib.import_module("kvpool.server.compose").run_server(config)
+    with hidden("rich"):
+        server = importlib.import_module("kvpool.server.compose")
+    code: int = server.run_server(config)
     return code

@@ -5,15 +5,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from kvpool.metrics import catalogue
 from kvpool.metrics.catalogue import CATALOGUE, Kind, bucket_text, series_key
 
-__all__ = ["CONTENT_TYPE", "exposition"]
-
-CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+__all__ = ["exposition"]
 
 
 class _Snapshot(Collector):

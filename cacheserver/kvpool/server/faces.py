@@ -5,11 +5,11 @@ Thread: everything below runs on HTTP threads, but for the questions, which the 
 """
 
 import dataclasses
-from collections.abc import Callable
+import importlib
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
 from kvpool.config import HttpConfig
-from kvpool.metrics.exporter import CONTENT_TYPE, exposition
 from kvpool.model.errors import CacheError
 from kvpool.server.addresses import bracketed
 from kvpool.server.http import AdminFace, ClearOrder, HttpServer, OperationsFace, serve_admin, serve_operations
@@ -17,7 +17,10 @@ from kvpool.server.parts import Parts
 from kvpool.server.paths import ListenError
 from kvpool.server.snapshot import ServerSnapshot
 
-__all__ = ["Asked", "Faces", "open_faces"]
+__all__ = ["METRICS_TYPE", "Asked", "Faces", "open_faces"]
+
+METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+"""What prometheus_client's ``generate_latest`` writes."""
 
 _ADMIN_S: Final = 5.0
 
@@ -87,10 +90,16 @@ def _operations(config: HttpConfig, server: Asked, clock: Callable[[], float]) -
     return OperationsFace(
         live=live,
         ready=lambda: server.snapshot.ready,
-        metrics=lambda: exposition(server.snapshot.series),
-        metrics_type=CONTENT_TYPE,
+        metrics=lambda: _exposition(server.snapshot.series),
+        metrics_type=METRICS_TYPE,
         status=lambda: _status(server.snapshot),
     )
+
+
+def _exposition(values: Mapping[str, float]) -> bytes:
+    """Return a scrape's text. Its package is imported with the first one: a restart does not wait for it."""
+    text: bytes = importlib.import_module("kvpool.metrics.exporter").exposition(values)
+    return text
 
 
 def _status(snapshot: ServerSnapshot) -> dict[str, Any]:
