@@ -25,19 +25,20 @@ class NumpyBlocks:
         self.memory[:] = np.random.default_rng(seed).integers(0, 256, self.memory.shape, dtype=np.uint8)
 
     def gather(self, group, block_ids, out) -> None:
-        self._pass(block_ids)
+        self.pass_gate(block_ids)
         target = np.frombuffer(out, dtype=np.uint8).reshape(len(block_ids), -1)
         # Not mode "raise", which copies through a buffer; the range was checked.
         np.take(self.memory, block_ids, axis=0, out=target, mode="clip")
         self.gathered += 1
 
     def scatter(self, group, block_ids, skip_blocks, data) -> None:
-        self._pass(block_ids)
+        self.pass_gate(block_ids)
         source = np.frombuffer(data, dtype=np.uint8).reshape(len(block_ids), -1)
         self.memory[block_ids[skip_blocks:]] = source[skip_blocks:]
         self.scattered += 1
 
-    def _pass(self, block_ids) -> None:
+    def pass_gate(self, block_ids) -> None:
+        """Wait at the gate; refuse blocks that do not exist."""
         self.entered.set()
         assert self.gate.wait(30)
         if (block_ids >= len(self.memory)).any():

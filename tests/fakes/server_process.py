@@ -6,19 +6,29 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = ("-m", "kvpool.cli.main")
+WITH_FAKE_MOVERS = (str(Path(__file__).with_name("ring_server.py")),)
 
 
 class ServerProcess:
     """Starts ``kvpool server``; the same folder keeps its segments over restarts. *code*: where kvpool lies."""
 
     def __init__(
-        self, folder: Path, *, size_bytes: int = 64 << 20, code: Path = ROOT / "cacheserver", **sections
+        self,
+        folder: Path,
+        *,
+        size_bytes: int = 64 << 20,
+        code: Path = ROOT / "cacheserver",
+        program: Sequence[str] = PROGRAM,
+        **sections,
     ) -> None:
         self.folder = folder
+        self._program = program
         self.code = code
         self.path = str(folder / "kvpool.sock")
         self.address = f"ipc://{self.path}"
@@ -49,7 +59,7 @@ class ServerProcess:
         file.write_text(json.dumps(self.config))
         with (self.folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "kvpool.cli.main", "server", "--config", str(file)],
+                [sys.executable, *self._program, "server", "--config", str(file)],
                 stdout=log,
                 stderr=log,
                 env=os.environ | {"PYTHONPATH": str(self.code)},

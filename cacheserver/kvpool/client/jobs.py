@@ -3,16 +3,28 @@
 
 import threading
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvpool.model.keys import DIGEST_BYTES
 
-__all__ = ["Answer", "Finished", "LoadJob", "StoreJob"]
+__all__ = ["Answer", "Finished", "LoadJob", "Moment", "StoreJob"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment(Protocol):
+    """A point in the order of what an engine's device does."""
+
+    @property
+    def event(self) -> int:
+        """The device's event, for what is put into its streams."""
+
+    def wait(self) -> None:
+        """Wait until the device is there."""
+
+
+@dataclass(slots=True, kw_only=True)
 class StoreJob:
     """One request's chunks [first, first + n) of one group and shard, to be kept."""
 
@@ -27,10 +39,16 @@ class StoreJob:
     """32 bytes a chunk."""
 
     block_ids: NDArray[np.int64]
-    """Shape (chunks, blocks per chunk), in token order."""
+    """Shape (chunks, blocks per chunk), in token order; NOWHERE where there is no block."""
 
     ready: threading.Event = field(default_factory=threading.Event)
     """Set by the engine's side once the blocks' contents are final; no gather begins before it."""
+
+    after: Moment | None = None
+    """What on the engine's device the gathers must follow; set before *ready*. None: nothing is under way there."""
+
+    gathered: threading.Event = field(default_factory=threading.Event)
+    """Set once the job reads no block any more, whatever became of it."""
 
     @property
     def chunks(self) -> int:
@@ -50,6 +68,9 @@ class LoadJob:
     end: int
     block_ids: NDArray[np.int64]
     """Shape (end - first, blocks per chunk), in token order."""
+
+    after: Moment | None = None
+    """What on the engine's device the scatters must follow: the last step that may still use the blocks."""
 
     skip_blocks: int = 0
     """Blocks at the start of the range that already hold valid data: never written, never reported as bad."""

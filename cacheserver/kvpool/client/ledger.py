@@ -15,6 +15,7 @@ class Ledger:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._stores: Counter[str] = Counter()
+        self._reading: Counter[str] = Counter()
         self._loads: Counter[str] = Counter()
         self._stored: set[str] = set()
         self._loaded: dict[str, frozenset[int]] = {}
@@ -24,6 +25,12 @@ class Ledger:
         """A store of the request begins."""
         with self._lock:
             self._stores[request_id] += 1
+            self._reading[request_id] += 1
+
+    def end_reading(self, request_id: str) -> None:
+        """A store of the request reads no blocks any more; exactly once for each that began, before its end."""
+        with self._lock:
+            self._down(self._reading, request_id)
 
     def end_store(self, request_id: str) -> None:
         """A store of the request ended; exactly once for each that began."""
@@ -43,9 +50,9 @@ class Ledger:
             self._loaded[request_id] = self._loaded.get(request_id, frozenset()) | bad_blocks
 
     def has_stores(self, request_id: str) -> bool:
-        """True while a store of the request is under way."""
+        """True while a store of the request may read blocks."""
         with self._lock:
-            return request_id in self._stores
+            return request_id in self._reading
 
     def take(self) -> Finished:
         """Return the requests that have nothing left of a kind, each end once."""

@@ -12,6 +12,8 @@ from kvpool.client.client_moved import MappedReader
 from kvpool.client.jobs import LoadJob
 from kvpool.client.ledger import Ledger
 from kvpool.client.ports import BlockPort
+from kvpool.client.ring_ports import RingWork
+from kvpool.client.ringing import RingKeeper
 from kvpool.client.streamed import StreamedReader
 from kvpool.client.supervise import attempt
 from kvpool.model.checksum import ChecksumKind, can_verify, checksum
@@ -37,12 +39,15 @@ def blocks_of(job: LoadJob, failed: NDArray[np.bool_]) -> frozenset[int]:
 class Loading:
     """A LoadJob in one session. ``run`` and ``abandon`` end it, one of them, once."""
 
-    def __init__(self, errand: Errand, blocks: BlockPort, job: LoadJob, ledger: Ledger) -> None:
+    def __init__(
+        self, errand: Errand, blocks: BlockPort, job: LoadJob, ledger: Ledger, rings: RingKeeper | None = None
+    ) -> None:
         self.job = job
         self._errand = errand
         self._copying = errand.copying()
         self._blocks = blocks
         self._ledger = ledger
+        self._rings = rings
         self._needed = np.array([job.skipped(c) < job.block_ids.shape[1] for c in range(job.chunks)], dtype=np.bool_)
         self._written = np.zeros(job.chunks, dtype=np.bool_)
         self._vouched = np.zeros(job.chunks, dtype=np.bool_)
@@ -105,15 +110,40 @@ class Loading:
         job, way = self.job, rows["disposition"]
         in_place = [Wanted(c, rows[c]) for c in np.flatnonzero(self._needed & (way == Disposition.IN_PLACE)).tolist()]
         streamed = [Wanted(c, rows[c]) for c in np.flatnonzero(self._needed & (way == Disposition.STREAM)).tolist()]
-        if in_place:
+        if in_place and (grant := self.prepared.result()[0].grant):
+            self._receive_by_ring([w.chunk for w in in_place], grant)
+        elif in_place:
             MappedReader(self._copying).each(in_place, self._scatter)
         if streamed:
             StreamedReader(self._copying, job.lookup_id, job.group, job.shard, job.first).each(streamed, self._scatter)
+
+    def _receive_by_ring(self, chunks: list[int], grant: bytes) -> None:
+        """Hand chunks to the ring at once. A failure leaves no kernel that could still write."""
+        job, ring = self.job, self._rings.current() if self._rings is not None else None
+        if ring is None:
+            self._ledger.count("loads_without_ring")
+            return
+        work = RingWork(
+            group=job.group,
+            grant=grant,
+            block_ids=job.block_ids,
+            chunks=chunks,
+            skip_blocks=job.skip_blocks,
+            after=job.after.event if job.after is not None else 0,
+        )
+        try:
+            lost = ring.load(ring.move(work), self._copying.ends_s)
+        except CacheError as e:
+            log.debug("load of %s stopped: %s", job.request_id, e)
+            return
+        self._written[[chunk for chunk in chunks if chunk not in lost]] = True
 
     def _scatter(self, chunk: int, data: memoryview) -> None:
         """Put one chunk into its blocks, unless its checksum or the time is wrong."""
         if not self._copying.left_s():
             return
+        if self.job.after is not None:
+            self.job.after.wait()
         if not _matches(data, self._kinds[chunk], self._sums[chunk]):
             self._wrong[chunk] = 1
             self._ledger.count("chunks_checksum_wrong")

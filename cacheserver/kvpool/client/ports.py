@@ -15,7 +15,8 @@ class BlockPort(Protocol):
     Both calls come from the client's two transfer threads (stores from one, loads from the other), never two of one
     kind at a time, and return only when they are done with *out* or *data*: neither may be kept.
 
-    The client grants: ids of one chunk are distinct, none is negative, and the memory has exactly the chunk's bytes.
+    The client grants: ids of one chunk are distinct and not negative, but for NOWHERE (of ``kvpool.model.layout``; only
+    in gathers, which fill such a block's bytes with zeros), and the memory has exactly the chunk's bytes.
     The implementer owes: an exception for an id that is out of range, before anything of the engine is touched.
     """
 

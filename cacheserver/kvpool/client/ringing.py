@@ -132,8 +132,7 @@ class RingKeeper:
             ring = self._port.join(address, news.secret, monotonic() + self._link.config.connect_s, self._wake)
         except ServerUnavailable as e:
             return None, str(e)
-        self._ring, self.reason, self._again_s = ring, "", _AGAIN_FIRST_S
-        log.info("kvpool: chunks go through the ring")
+        self._ring, self._again_s = ring, _AGAIN_FIRST_S
         return ring, ""
 
     def _watch(self, epoch: int, ring: JoinedRing | None, failure: str) -> RingNews | None:
@@ -162,6 +161,10 @@ class RingKeeper:
         within_s = _WATCH_S + self._link.config.request_s
         call: Call[RingNews] = self._link.submit(request, deadline_s=within_s, epoch=epoch)
         call.then(self._wake)
+        if request.joined and self.reason:
+            # What is submitted from now on reaches the server after this.
+            self.reason = ""
+            log.info("kvpool: chunks go through the ring")
         with self._changed:
             self._changed.wait_for(lambda: self._is_over(epoch) or call.done() or self._left(ring, told))
         return call

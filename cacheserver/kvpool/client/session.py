@@ -129,8 +129,13 @@ class Session:
         """
         # Without descriptors there is nothing to map.
         modes = tuple(m for m in registration.modes if m is not Mode.CLIENT_MOVED or self.descriptors is not None)
+        if registration.ring is None:
+            modes = tuple(m for m in modes if m is not Mode.RING)
         if registration.modes and not modes:
-            raise ServerUnavailable("mode client-moved alone is allowed, and no descriptor socket can be reached")
+            raise ServerUnavailable(
+                f"mode {' or '.join(registration.modes)} alone is allowed, and no descriptor socket can be reached, "
+                "or no ring can be used"
+            )
         request = msgspec.structs.replace(registration, modes=modes)
         reply = self._exchange(request, monotonic() + self._config.request_s)
         self.registered = registration

@@ -16,9 +16,11 @@ from kvpool.client.client_moved import MappedWriter
 from kvpool.client.jobs import StoreJob
 from kvpool.client.ledger import Ledger
 from kvpool.client.ports import BlockPort
+from kvpool.client.ring_ports import RingMove, RingWork
+from kvpool.client.ringing import RingKeeper
 from kvpool.client.streamed import StreamedWriter
 from kvpool.client.supervise import attempt
-from kvpool.model.checksum import CHECKSUM_BYTES, PREFERRED
+from kvpool.model.checksum import CHECKSUM_BYTES, PREFERRED, ChecksumKind
 from kvpool.model.errors import CacheError, DeadlineExceeded
 from kvpool.model.identity import Mode
 from kvpool.model.slots import Disposition
@@ -43,7 +45,15 @@ class _StoppedError(Exception):
 class Storing:
     """A StoreJob in one session. ``run`` and ``abandon`` end it, one of them, once."""
 
-    def __init__(self, errand: Errand, mode: Mode, blocks: BlockPort, job: StoreJob, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        errand: Errand,
+        mode: Mode,
+        blocks: BlockPort,
+        job: StoreJob,
+        ledger: Ledger,
+        rings: RingKeeper | None = None,
+    ) -> None:
         self.job = job
         self._errand = errand
         self._copying = errand.copying()
@@ -53,6 +63,9 @@ class Storing:
         self._store_id = os.urandom(16)
         self._cancelled = False
         self._gathering = threading.Lock()
+        self._told = threading.Lock()
+        self._rings = rings
+        self._move: RingMove | None = None
         self._complete = np.zeros(job.chunks, dtype=np.uint8)
         self._checksums = np.zeros((job.chunks, CHECKSUM_BYTES), dtype=np.uint8)
         self.prepared = errand.ask(
@@ -79,21 +92,35 @@ class Storing:
     def run(self) -> None:
         """Do it; see Work."""
         attempt("a store", self._transfer)
-        self._ledger.end_store(self.job.request_id)
+        self._end()
 
     def abandon(self, reason: str) -> None:
         """End it without a byte sent."""
         self._drop(reason)
         self._commit()
-        self._ledger.end_store(self.job.request_id)
+        self._end()
 
     def cancel(self, timeout_s: float) -> bool:
         """Begin no gather any more; returns whether none is running after at most *timeout_s*. Any thread."""
         self._cancelled = True
+        if (move := self._move) is not None:
+            return move.cancel(timeout_s)
         if not self._gathering.acquire(timeout=max(0.0, timeout_s)):
             return False
         self._gathering.release()
         return True
+
+    def _end(self) -> None:
+        self._end_reading()
+        self._ledger.end_store(self.job.request_id)
+
+    def _end_reading(self) -> None:
+        """No block is read any more; told once. Any thread."""
+        with self._told:
+            told, first = self.job.gathered, not self.job.gathered.is_set()
+            told.set()
+        if first:
+            self._ledger.end_reading(self.job.request_id)
 
     def _transfer(self) -> None:
         """Send what the server wants and commit what got there; what did not is given back by the same commit."""
@@ -103,7 +130,9 @@ class Storing:
             self._count(rows["disposition"])
             return
         try:
-            if rows is not None:
+            if rows is not None and (grant := self.prepared.result()[0].grant):
+                self._send_by_ring(rows, grant)
+            elif rows is not None:
                 self._send(rows)
         finally:
             committed = self._commit()
@@ -124,7 +153,37 @@ class Storing:
         self._ledger.count(f"stores_dropped_{reason}")
         log.debug("store of %s dropped: %s %s", self.job.request_id, reason, detail)
 
+    def _send_by_ring(self, rows: NDArray[np.void], grant: bytes) -> None:
+        """Hand all chunks to the ring at once; they have no checksums."""
+        job, ring = self.job, self._rings.current() if self._rings is not None else None
+        if ring is None:
+            self._drop("ring")
+            return
+        chunks = np.flatnonzero(rows["disposition"] == Disposition.WRITE).tolist()
+        event = job.after.event if job.after is not None else 0
+        try:
+            move = ring.move(
+                RingWork(
+                    group=job.group,
+                    grant=grant,
+                    block_ids=job.block_ids,
+                    chunks=chunks,
+                    after=event,
+                    read=self._end_reading,
+                )
+            )
+            self._move = move
+            if not self._cancelled:
+                lost = ring.store(move, self._copying.ends_s)
+                self._complete[[chunk for chunk in chunks if chunk not in lost]] = 1
+        except CacheError as e:
+            log.debug("store of %s stopped: %s", job.request_id, e)
+        finally:
+            self._end_reading()
+
     def _send(self, rows: NDArray[np.void]) -> None:
+        if self.job.after is not None:
+            self.job.after.wait()
         writer: Writer
         if self._mode is Mode.CLIENT_MOVED:
             writer = MappedWriter(self._copying)
@@ -138,6 +197,7 @@ class Storing:
         except (CacheError, _StoppedError) as e:
             log.debug("store of %s stopped: %s", self.job.request_id, e)
         finally:
+            self._end_reading()
             for chunk in writer.finish():
                 self._complete[chunk] = 0
 
@@ -152,8 +212,8 @@ class Storing:
     def _commit(self) -> Call[Stored]:
         """End the store at the server: chunks that are not complete are dropped there at once."""
         return self._errand.conclude(
-            CommitStore(store_id=self._store_id, checksum_kind=PREFERRED),
-            (self._complete.tobytes(), self._checksums.tobytes()),
+            CommitStore(store_id=self._store_id, checksum_kind=ChecksumKind.NONE if self._move else PREFERRED),
+            (self._complete.tobytes(), b"" if self._move else self._checksums.tobytes()),
         )
 
     def _account(self, rows: NDArray[np.void], committed: Call[Stored]) -> None:

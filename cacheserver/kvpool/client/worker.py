@@ -2,7 +2,7 @@
 """The worker's adapter: stores and loads of one rank, each ending once and in time, with or without a server."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 
 import numpy as np
@@ -15,11 +15,13 @@ from kvpool.client.ledger import Ledger
 from kvpool.client.link import Link
 from kvpool.client.loading import Loading, blocks_of
 from kvpool.client.ports import BlockPort
+from kvpool.client.ringing import RingKeeper
 from kvpool.client.state import LinkState
 from kvpool.client.storing import Storing
 from kvpool.config import ClientConfig
 from kvpool.model.identity import Mode
 from kvpool.model.keys import DIGEST_BYTES
+from kvpool.model.layout import NOWHERE
 
 __all__ = ["WorkerAdapter"]
 
@@ -33,8 +35,17 @@ class WorkerAdapter:
     reports its exact blocks as bad. Success is only what the server vouched for.
     """
 
-    def __init__(self, link: Link, blocks: BlockPort, config: ClientConfig, *, queue_jobs: int = 1024) -> None:
-        """Start the two transfer threads; *queue_jobs* bounds each one's queue."""
+    def __init__(
+        self,
+        link: Link,
+        blocks: BlockPort,
+        config: ClientConfig,
+        *,
+        rings: RingKeeper | None = None,
+        queue_jobs: int = 1024,
+    ) -> None:
+        """Start the two transfer threads; *queue_jobs* bounds each one's queue; *rings*: what chunks may go through."""
+        self._rings = rings
         self._link = link
         self._blocks = blocks
         self._config = config
@@ -51,9 +62,11 @@ class WorkerAdapter:
         if objection or errand is None:
             self._ledger.count(f"stores_dropped_{objection or 'uncached'}")
             log.debug("store of %s dropped: %s", job.request_id, objection or "uncached")
+            job.gathered.set()
+            self._ledger.end_reading(job.request_id)
             self._ledger.end_store(job.request_id)
             return
-        work = Storing(errand, state.mode or Mode.STREAMED, self._blocks, job, self._ledger)
+        work = Storing(errand, state.mode or Mode.STREAMED, self._blocks, job, self._ledger, self._rings)
         if self._stores.add(work):
             work.prepared.then(self._stores.kick)
         else:
@@ -69,7 +82,7 @@ class WorkerAdapter:
             log.debug("load of %s failed: %s", job.request_id, objection or "uncached")
             self._ledger.end_load(job.request_id, blocks_of(job, np.ones(len(job.block_ids), dtype=np.bool_)))
             return
-        work = Loading(errand, self._blocks, job, self._ledger)
+        work = Loading(errand, self._blocks, job, self._ledger, self._rings)
         if self._loads.add(work):
             work.prepared.then(self._loads.kick)
         else:
@@ -93,10 +106,20 @@ class WorkerAdapter:
             True: no gather reads their blocks. False: one was still running after *timeout_s*.
         """
         ids = frozenset(request_ids)
-        queued, running = self._stores.withdraw(lambda work: work.job.request_id in ids)
-        for work in queued:
-            work.abandon("cancelled")
-        return running is None or running.cancel(timeout_s)
+        return self._cancel(lambda work: work.job.request_id in ids, timeout_s)
+
+    def settle_stores(self, jobs: Sequence[StoreJob], patience_s: float, timeout_s: float) -> bool:
+        """Give the gathers of *jobs* some time, then let none of them read blocks any more, as ``cancel_stores``.
+
+        Returns:
+            True: no gather reads their blocks. False: one was still running after *timeout_s* more.
+        """
+        ends_s = monotonic() + patience_s
+        left = [job for job in jobs if not job.gathered.wait(max(0.0, ends_s - monotonic()))]
+        if not left:
+            return True
+        late = {id(job) for job in left}
+        return self._cancel(lambda work: id(work.job) in late, timeout_s)
 
     def counters(self) -> dict[str, float]:
         """Return what was stored, loaded, dropped and lost since the start, with the reasons in the names."""
@@ -112,8 +135,16 @@ class WorkerAdapter:
         _, running = self._stores.withdraw(lambda _: True)
         if running is not None:
             running.cancel(ends_s - monotonic())
+        if self._rings is not None:
+            self._rings.close(max(0.0, ends_s - monotonic()))
         self._stores.join(max(0.0, ends_s - monotonic()))
         self._loads.join(max(0.0, ends_s - monotonic()))
+
+    def _cancel(self, which: Callable[[Storing], bool], timeout_s: float) -> bool:
+        queued, running = self._stores.withdraw(which)
+        for work in queued:
+            work.abandon("cancelled")
+        return running is None or running.cancel(timeout_s)
 
     def _errand(self, state: LinkState) -> Errand | None:
         """Return the way to the session of *state*, or None while uncached."""
@@ -137,8 +168,9 @@ class WorkerAdapter:
 
 
 def _plain(block_ids: NDArray[np.int64], skip: int = 0) -> bool:
-    """True for a table of distinct blocks; the first *skip* are not looked at."""
+    """True for a table of distinct blocks (and NOWHERE); the first *skip* are not looked at."""
     if block_ids.ndim != 2 or not block_ids.size:  # noqa: PLR2004 - chunks by blocks
         return False
     used = block_ids.reshape(-1)[max(0, skip) :]
+    used = used[used != NOWHERE]
     return bool((used >= 0).all()) and len(np.unique(used)) == len(used)

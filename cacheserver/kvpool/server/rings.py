@@ -257,7 +257,7 @@ class Rings:
                 ring.state, ring.reason = RingState.OVER, f"no mover can be started: {e}"
                 self._tell(ring, now_s)
                 continue
-            ring.started = True
+            ring.started = self._stirred = True  # its first message waits to be sent
             self._living[ring.mover_id] = ring
         self._poll()
 

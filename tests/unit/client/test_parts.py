@@ -223,10 +223,14 @@ def test_the_ledger_counts_jobs_and_tells_each_end_once():
     ledger.begin_store("a")
     ledger.begin_store("a")
     ledger.begin_load("b")
+    ledger.end_reading("a")
     ledger.end_store("a")
     assert ledger.take() == ledger.take()
     assert ledger.has_stores("a")
 
+    ledger.end_reading("a")
+    assert not ledger.has_stores("a"), "its blocks are not read any more"
+    assert not ledger.take().stored
     ledger.end_store("a")
     ledger.end_load("b", frozenset({3}))
     ended = ledger.take()
