@@ -33,6 +33,7 @@ _ORDER: Final = (
     "Service",
     "PodDisruptionBudget",
     "Deployment",
+    "MutatingWebhookConfiguration",
 )
 """Order of the file for kubectl: what others need comes first."""
 

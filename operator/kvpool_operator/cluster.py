@@ -7,8 +7,9 @@ The only door to the official client. Everything here runs on one event loop.
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Final, Protocol
 from urllib.parse import quote, urlencode
 
@@ -23,6 +24,7 @@ __all__ = [
     "CHILD_MANAGER",
     "CONTROLLER_REVISIONS",
     "EVENTS",
+    "HOOKS",
     "LEASES",
     "NODES",
     "PODS",
@@ -37,10 +39,14 @@ __all__ = [
 
 CHILD_MANAGER: Final = "kvpool-operator"
 STATUS_MANAGER: Final = "kvpool-operator-status"
+BUNDLE_MANAGER: Final = "kvpool-webhook"
 """Field managers; never with a version or a pod's name in them, or fields would be held for ever."""
 
 _PAGE: Final = 500
 _REQUEST_S: Final = 30.0
+_WATCH_S: Final = 300
+_SILENCE: Final = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=150.0)
+"""A watch without any bookmark for this long is dead; they come about once a minute."""
 _METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 _GONE: Final = 410
 
@@ -68,6 +74,9 @@ NODES: Final = Kind("v1", "Node", "nodes", namespaced=False)
 SECRETS: Final = Kind("v1", "Secret", "secrets")
 EVENTS: Final = Kind("events.k8s.io/v1", "Event", "events")
 LEASES: Final = Kind("coordination.k8s.io/v1", "Lease", "leases")
+HOOKS: Final = Kind(
+    "admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration", "mutatingwebhookconfigurations", namespaced=False
+)
 RUNTIME_CLASSES: Final = Kind("node.k8s.io/v1", "RuntimeClass", "runtimeclasses", namespaced=False)
 CONTROLLER_REVISIONS: Final = Kind("apps/v1", "ControllerRevision", "controllerrevisions")
 CHILDREN: Final = {
@@ -129,6 +138,20 @@ class Cluster:
         }
         return await self._apply(POOLS.path(namespace, name, "status"), body, STATUS_MANAGER)
 
+    async def apply_bundle(self, name: str, hooks: Iterable[str], bundle: str) -> Any:
+        """Publish *bundle* (base64 of PEM) for the named *hooks* of a webhook configuration, and nothing else of it.
+
+        Raises:
+            Absent, Rejected, Forbidden, Busy, Conflict: see there.
+        """
+        body = {
+            "apiVersion": HOOKS.api_version,
+            "kind": HOOKS.kind,
+            "metadata": {"name": name},
+            "webhooks": [{"name": hook, "clientConfig": {"caBundle": bundle}} for hook in hooks],
+        }
+        return await self._apply(HOOKS.path(name=name), body, BUNDLE_MANAGER)
+
     async def create(self, kind: Kind, namespace: str, body: Mapping[str, Any], *, dry_run: bool = False) -> bool:
         """Create *body*; False if one of its name is there already.
 
@@ -169,6 +192,16 @@ class Cluster:
         """
         return await self._text("GET", path, {}, {"Accept": "application/json, */*"})
 
+    async def snapshot(self, kind: Kind, namespace: str = "") -> tuple[list[dict[str, Any]], str]:
+        """Read all objects of *kind*, and the version of the list, from which to watch.
+
+        Raises:
+            Absent: the kind does not exist.
+            Forbidden, Busy: see there.
+        """
+        found = await self._call("GET", kind.path(namespace), {})
+        return list(found.get("items") or ()), str(found["metadata"]["resourceVersion"])
+
     async def list(
         self, kind: Kind, namespace: str = "", labels: str = "", *, fields: str = "", metadata_only: bool = False
     ) -> list[dict[str, Any]]:
@@ -185,6 +218,30 @@ class Cluster:
                 kind.path(namespace), {"labelSelector": labels, "fieldSelector": fields}, accept
             )
         ]
+
+    async def watch(self, kind: Kind, namespace: str, version: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        """Changes of *kind* since *version*, each as its type and the object, until the API server ends the stream.
+
+        Raises:
+            Busy: the stream broke, was silent for too long, or *version* is too old; take a snapshot again.
+            Forbidden: see there.
+        """
+        query = {"watch": "1", "allowWatchBookmarks": "true", "resourceVersion": version}
+        query["timeoutSeconds"] = str(_WATCH_S)
+        call, headers = f"WATCH {kind.path(namespace)}", {"Accept": "application/json"}
+        try:
+            answer = await self._send("GET", kind.path(namespace), query, headers, None, _SILENCE)
+            if answer.status != HTTPStatus.OK:
+                raise _ours(call, answer.status, await answer.read(), answer.headers)
+            async with contextlib.AsyncExitStack() as ending:
+                ending.callback(answer.response.close)
+                async for line in answer.response.content:
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        raise Busy(f"{call}: {_message(json.dumps(event['object']))}")
+                    yield event["type"], event["object"]
+        except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as e:
+            raise Busy(f"{call}: {type(e).__name__}: {e}") from e
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str, *, orphan: bool = False) -> bool:
         """Delete the object if it still is the one with *uid*; False if it is gone or another.
@@ -242,6 +299,22 @@ class Cluster:
     ) -> Any:
         return json.loads(await self._text(method, path, query, {"Content-Type": content, "Accept": accept}, body))
 
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        headers: dict[str, str],
+        body: Mapping[str, Any] | None,
+        within: Any,
+    ) -> Any:
+        _, url, signed, _, _ = await self._api.param_serialize(
+            method, path, header_params=headers, auth_settings=["BearerToken"]
+        )
+        url += f"?{urlencode(query)}" if query else ""
+        rest: Any = self._api.rest_client
+        return await rest.request(method, url, headers=signed, body=body, _request_timeout=within)
+
     async def _text(
         self,
         method: str,
@@ -253,12 +326,7 @@ class Cluster:
         call = f"{method} {path}"
         begun_s, status = time.monotonic(), None
         try:
-            _, url, signed, _, _ = await self._api.param_serialize(
-                method, path, header_params=headers, auth_settings=["BearerToken"]
-            )
-            url += f"?{urlencode(query)}" if query else ""
-            rest: Any = self._api.rest_client
-            answer = await rest.request(method, url, headers=signed, body=body, _request_timeout=_REQUEST_S)
+            answer = await self._send(method, path, query, headers, body, _REQUEST_S)
             status = answer.status
             data: bytes = await answer.read()
         except (TimeoutError, aiohttp.ClientError, OSError) as e:

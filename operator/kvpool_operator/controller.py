@@ -4,16 +4,13 @@
 import asyncio
 import datetime as dt
 import functools
-import json
 import logging
 import random
 import signal
 import time
-from typing import Any
 
 import aiohttp
-from kubernetes.aio import config
-from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.client import ApiClient
 
 from kvpool_operator import face, handlers, observe
 from kvpool_operator.cluster import POOLS, Cluster
@@ -22,6 +19,7 @@ from kvpool_operator.events import Poster
 from kvpool_operator.lease import Lease
 from kvpool_operator.metrics import READY, Metrics
 from kvpool_operator.observed import ServerPod, ServerStats
+from kvpool_operator.process import api_client, log_as_json
 from kvpool_operator.queue import Need, Queue, Schedule
 from kvpool_operator.reconcile import Key, Reconciler
 from kvpool_operator.settings import Settings
@@ -169,29 +167,12 @@ class Controller:
         return metrics.exposition()
 
 
-class _JsonFormatter(logging.Formatter):
-    """One JSON object a line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, Any] = {"level": record.levelname.lower(), "logger": record.name, "event": record.getMessage()}
-        line |= getattr(record, "fields", {})
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps({"time": self.formatTime(record), **line})
-
-
 async def run(settings: Settings) -> None:
     """Log in, then run one replica until a signal.
 
     Raises:
         LeaseLostError, KeepsFailingError: the process must end.
     """
-    handler = logging.StreamHandler()
-    handler.setFormatter(_JsonFormatter())
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
-    logging.getLogger("kopf").setLevel(logging.WARNING)  # it has a line for each event
-    configuration = Configuration()
-    load: Any = config.load_config
-    await load(client_configuration=configuration)
-    async with ApiClient(configuration) as api, aiohttp.ClientSession() as session:
+    log_as_json()
+    async with api_client() as api, aiohttp.ClientSession() as session:
         await Controller(api, session, settings).run()

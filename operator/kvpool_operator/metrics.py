@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-__all__ = ["CATALOGUE", "CONTENT_TYPE", "PASSES", "READY", "Metric", "Metrics", "reference"]
+__all__ = ["ADMISSION", "CATALOGUE", "CONTENT_TYPE", "PASSES", "READY", "Metric", "Metrics", "reference"]
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 PASSES: Final = ("ok", "gone", "invalid", "retried", "failed")
@@ -102,15 +102,44 @@ CATALOGUE: Final = (
 )
 
 
+ADMISSION: Final = (
+    Metric(
+        name="kvpool_webhook_reviews_total",
+        kind="counter",
+        help="Pods that were to be wired: noted: wired, and something is left to a person; skipped: let in as they "
+        "are; refused: they asked to be rather refused than left unwired; bad: no review of a pod.",
+        label="result",
+        values=("wired", "noted", "skipped", "refused", "bad"),
+    ),
+    Metric(
+        name="kvpool_webhook_review_seconds",
+        kind="histogram",
+        help="Time from a review's first byte to its answer.",
+        buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0),
+    ),
+    Metric(
+        name="kvpool_webhook_ready",
+        kind="gauge",
+        help="1 if pools are known and the published CA bundle verifies the served certificate.",
+    ),
+    Metric(
+        name="kvpool_webhook_certificate_remaining_seconds",
+        kind="gauge",
+        help="Time until the served certificate ends; 0 if none is served.",
+    ),
+)
+"""Metrics of the admission server; each replica answers, so sum over them."""
+
+
 class Metrics:
     """All numbers of one replica. One event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, catalogue: tuple[Metric, ...] = CATALOGUE) -> None:
         self._registry = CollectorRegistry()
         self._counters: dict[str, Counter] = {}
         self._gauges: dict[str, Gauge] = {}
         self._histograms: dict[str, Histogram] = {}
-        for metric in CATALOGUE:
+        for metric in catalogue:
             self._add(metric)
 
     def count(self, name: str, value: str = "", amount: int = 1) -> None:
@@ -173,9 +202,19 @@ over replicas, or take those with `kvpool_operator_leader == 1`. The cache serve
 """
 
 
+_WEBHOOK: Final = """
+## Admission server
+
+Every replica works; sum over them.
+
+| metric | kind | meaning | labels |
+|---|---|---|---|
+"""
+
+
 def reference() -> str:
     """Return docs/reference/operator-metrics.md."""
-    return _HEAD + "".join(map(_row, CATALOGUE))
+    return _HEAD + "".join(map(_row, CATALOGUE)) + _WEBHOOK + "".join(map(_row, ADMISSION))
 
 
 def _row(metric: Metric) -> str:

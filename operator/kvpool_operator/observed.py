@@ -103,6 +103,8 @@ class Observed:
     stats: tuple[ServerStats, ...] = ()
     window: Window = Window()
     gpu_mode: str = ""
+    server_key: str = ""
+    """The pool's public CURVE key."""
     runtime_class_missing: str = ""
     """The runtime class that the pool needs and the cluster lacks."""
     node_gpus: Mapping[str, int] = field(default_factory=dict)

@@ -183,6 +183,7 @@ class Reconciler:
             stats=memory_of.stats,
             window=traffic(memory_of.before, memory_of.stats, memory_of.window_s),
             gpu_mode=str(mode),
+            server_key=facts.server_key if config_map.serves_tcp(pool) else "",
             runtime_class_missing=wanted_class if missing else "",
             request_bytes=memory.request_bytes(pool),
             startup_s=memory.startup_s(pool),

@@ -3,9 +3,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
-__all__ = ["Settings"]
+__all__ = ["Settings", "fields_from"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,18 +45,29 @@ class Settings:
         Raises:
             ValueError: a number is none.
         """
-        known = {name: environ.get(f"KVPOOL_OPERATOR_{name.upper()}") for name in cls.__dataclass_fields__}
-        given = {name: _value(cls, name, text) for name, text in known.items() if text}
-        return cls(**given)  # type: ignore[arg-type]
+        return cls(**fields_from(cls, "KVPOOL_OPERATOR_", environ))
 
 
-def _value(cls: type[Settings], name: str, text: str) -> object:
-    default = cls.__dataclass_fields__[name].default
+def fields_from(cls: Any, prefix: str, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Values of the dataclass *cls* that variables named *prefix* and field give.
+
+    Raises:
+        ValueError: a number is none; the text names the variable.
+    """
+    known = {name: f"{prefix}{name.upper()}" for name in cls.__dataclass_fields__}
+    return {
+        name: _value(cls.__dataclass_fields__[name].default, variable, environ[variable])
+        for name, variable in known.items()
+        if environ.get(variable)
+    }
+
+
+def _value(default: object, variable: str, text: str) -> object:
     if isinstance(default, tuple):
         return tuple(part.strip() for part in text.split(",") if part.strip())
     if isinstance(default, int | float):
         try:
             return type(default)(text)
         except ValueError as e:
-            raise ValueError(f"KVPOOL_OPERATOR_{name.upper()}: {text!r} is no number") from e
+            raise ValueError(f"{variable}: {text!r} is no number") from e
     return text

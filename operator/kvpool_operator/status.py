@@ -51,6 +51,7 @@ def status(pool: Pool, seen: Observed, progress: Progress, before: PoolStatus, n
         traffic=_traffic(seen),
         clients=sum(s.clients for s in seen.stats) if seen.stats else None,
         gpu_mode=seen.gpu_mode,
+        server_key=seen.server_key,
         versions=dict(sorted(Counter(s.version for s in seen.stats).most_common(MAX_VERSIONS))),
         rollout=Rollout(state=progress.state, message=progress.message[:512]),
         problem_node_count=len(problems),

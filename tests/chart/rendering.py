@@ -73,9 +73,15 @@ def of_kind(objects: list[Object], kind: str) -> list[Object]:
     return [o for o in objects if o["kind"] == kind]
 
 
-def only(objects: list[Object], kind: str) -> Object:
-    (found,) = of_kind(objects, kind)
+def only(objects: list[Object], kind: str, *, webhook: bool = False) -> Object:
+    """The only object of *kind* that belongs to the operator, or to its admission server."""
+    (found,) = [o for o in of_kind(objects, kind) if of_webhook(o) is webhook]
     return found
+
+
+def of_webhook(body: Object) -> bool:
+    """True for what belongs to the admission server."""
+    return body["metadata"]["labels"].get("app.kubernetes.io/component") == "webhook"
 
 
 def operator(objects: list[Object]) -> Object:

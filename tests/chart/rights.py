@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvpool_operator import cluster, handlers
-from kvpool_operator.cluster import CHILDREN, LEASES, Kind
+from kvpool_operator.cluster import CHILDREN, HOOKS, LEASES, SECRETS, Kind
 
 Right = tuple[str, str, str]
 
 OPERATOR = Path(cluster.__file__).parent
+WEBHOOK = OPERATOR / "admission"
+"""The admission server's code: another process with another account."""
 VERBS = {
     "apply": ("patch", "create"),  # an apply that makes the object is a create, too
     "create": ("create",),
@@ -22,6 +24,9 @@ VERBS = {
     "get": ("get",),
     "list": ("list",),
     "replace": ("update",),
+    "apply_bundle": ("patch",),
+    "snapshot": ("list",),
+    "watch": ("watch",),
 }
 """Methods of Cluster that take a kind, or for apply a child."""
 ELSEWHERE = {"apply_status", "kinds", "read"}
@@ -44,10 +49,10 @@ def right(kind: Kind, verb: str) -> Right:
     return group(kind), kind.plural, verb
 
 
-def calls() -> Iterator[tuple[str, tuple[Kind, ...]]]:
+def calls(*, webhook: bool = False) -> Iterator[tuple[str, tuple[Kind, ...]]]:
     """Each call of a method of Cluster in the operator's code, with the kinds that it may be about."""
     for file in sorted(OPERATOR.rglob("*.py")):
-        if file.name == "cluster.py":
+        if file.name == "cluster.py" or file.is_relative_to(WEBHOOK) is not webhook:
             continue
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _is_cluster(node.func.value):
@@ -61,6 +66,8 @@ def _is_cluster(node: ast.expr) -> bool:
 
 def _kinds(call: ast.Call) -> tuple[Kind, ...]:
     """Kinds that the first argument names; all children where it is one of them that only the run decides."""
+    if isinstance(call.func, ast.Attribute) and call.func.attr == "apply_bundle":
+        return (HOOKS,)
     match call.args[0] if call.args else None:
         case ast.Name(id=name) if name.isupper():
             return (getattr(cluster, name),)
@@ -107,3 +114,11 @@ def cluster_rights() -> set[Right]:
 
 def own_rights() -> set[Right]:
     return {right(k, v) for k, v in used() if k is LEASES}
+
+
+def webhook_rights() -> tuple[set[Right], set[Right], set[Right]]:
+    """Rights of the admission server: where pools are, on the hooks by their name, in its own namespace."""
+    found = {(k, verb) for method, kinds in calls(webhook=True) for k in kinds for verb in VERBS[method]}
+    own = {right(k, v) for k, v in found if k is SECRETS}
+    hooks = {right(k, v) for k, v in found if k is HOOKS}
+    return {right(k, v) for k, v in found if k.namespaced} - own, hooks, own

@@ -13,6 +13,7 @@ from tests.chart.rendering import (
     environment,
     identity,
     of_kind,
+    of_webhook,
     only,
     operator,
 )
@@ -45,16 +46,25 @@ def test_the_defaults_bring_these_objects(helm: Helm) -> None:
         ("ClusterRole", "", "kvpool:system:pools"),
         ("ClusterRole", "", "kvpool:system:pools:pool-editor"),
         ("ClusterRole", "", "kvpool:system:pools:pool-viewer"),
+        ("ClusterRole", "", "kvpool:system:pools:webhook"),
         ("ClusterRoleBinding", "", "kvpool:system:pools"),
+        ("ClusterRoleBinding", "", "kvpool:system:pools:webhook"),
         ("CustomResourceDefinition", "", CRD_NAME),
         ("Deployment", "system", "pools-operator"),
+        ("Deployment", "system", "pools-webhook"),
+        ("MutatingWebhookConfiguration", "", "system.pools-webhook"),
         ("Pod", "system", "pools-operator-test"),
         ("PodDisruptionBudget", "system", "pools-operator"),
+        ("PodDisruptionBudget", "system", "pools-webhook"),
         ("PriorityClass", "", "system.pools"),
         ("Role", "system", "pools-operator"),
+        ("Role", "system", "pools-webhook"),
         ("RoleBinding", "system", "pools-operator"),
+        ("RoleBinding", "system", "pools-webhook"),
         ("Service", "system", "pools-operator"),
+        ("Service", "system", "pools-webhook"),
         ("ServiceAccount", "system", "pools-operator"),
+        ("ServiceAccount", "system", "pools-webhook"),
     ]
 
 
@@ -70,9 +80,16 @@ def test_the_defaults_bring_these_objects(helm: Helm) -> None:
     ids=lambda v: v if isinstance(v, str) else "",
 )
 def test_each_part_can_be_left_out(helm: Helm, values: Object, gone: str) -> None:
-    kinds = {o["kind"] for o in helm.template()}
+    def kinds(values: Object | None = None) -> set[str]:
+        return {o["kind"] for o in helm.template(values) if not of_webhook(o)}
 
-    assert {o["kind"] for o in helm.template(values)} == kinds - {gone}
+    assert kinds(values) == kinds() - {gone}
+
+
+def test_without_the_admission_server_nothing_of_it_is_there(helm: Helm) -> None:
+    everything, without = helm.template(), helm.template({"webhook": {"enabled": False}})
+
+    assert [identity(o) for o in without] == [identity(o) for o in everything if not of_webhook(o)]
 
 
 def test_the_crd_is_the_operators_and_stays(helm: Helm) -> None:

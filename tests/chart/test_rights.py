@@ -3,7 +3,7 @@
 
 import pytest
 from tests.chart import rights as code
-from tests.chart.rendering import Helm, Object, identity, of_kind, rights
+from tests.chart.rendering import Helm, Object, identity, of_kind, of_webhook, rights
 
 LEASE = "pools-operator"
 KNOWN = set(code.VERBS) | code.ELSEWHERE
@@ -11,6 +11,10 @@ KNOWN = set(code.VERBS) | code.ELSEWHERE
 
 def roles(objects: list[Object]) -> dict[tuple[str, str, str], set[tuple[str, str, str, str]]]:
     """Rights of the operator's own roles, by kind, namespace and name."""
+    return all_roles([o for o in objects if not of_webhook(o)])
+
+
+def all_roles(objects: list[Object]) -> dict[tuple[str, str, str], set[tuple[str, str, str, str]]]:
     found = [o for o in objects if o["kind"] in ("ClusterRole", "Role") and ":pool-" not in o["metadata"]["name"]]
     return {identity(o): set(rights(o["rules"])) for o in found}
 
@@ -20,7 +24,7 @@ def everywhere(found: set[tuple[str, str, str]]) -> set[tuple[str, str, str, str
 
 
 def test_every_call_of_the_operator_is_of_a_known_shape() -> None:
-    assert {method for method, _ in code.calls()} <= KNOWN
+    assert {method for webhook in (False, True) for method, _ in code.calls(webhook=webhook)} <= KNOWN
     assert len(code.used()) > 20  # the code is still found
 
 
@@ -51,15 +55,15 @@ def lease_rights() -> set[tuple[str, str, str, str]]:
 
 @pytest.mark.parametrize("values", [{}, {"watchNamespaces": ["a"]}], ids=["cluster", "namespaced"])
 def test_no_role_reads_secrets_or_knows_wildcards(helm: Helm, values: Object) -> None:
-    for granted in roles(helm.template(values)).values():
-        for group, resource, verb, _ in granted:
+    for granted in all_roles(helm.template(values)).values():
+        for group, resource, verb, name in granted:
             assert "*" not in group + resource + verb
-            assert resource != "secrets" or verb == "create"
+            assert resource != "secrets" or verb == "create" or name == "pools-webhook"
 
 
 @pytest.mark.parametrize("values", [{}, {"watchNamespaces": ["a", "b"]}], ids=["cluster", "namespaced"])
 def test_every_role_is_bound_to_the_operators_account_alone(helm: Helm, values: Object) -> None:
-    objects = helm.template(values)
+    objects = [o for o in helm.template(values) if not of_webhook(o)]
     bindings = of_kind(objects, "ClusterRoleBinding") + of_kind(objects, "RoleBinding")
 
     bound = {(b["roleRef"]["kind"], b["metadata"].get("namespace", ""), b["roleRef"]["name"]) for b in bindings}
@@ -87,3 +91,50 @@ def test_roles_can_be_left_to_others(helm: Helm) -> None:
     objects = helm.template({"rbac": {"create": False, "aggregate": False}})
 
     assert not [o for o in objects if "Role" in o["kind"]]
+
+
+HOOKS = "system.pools-webhook"
+
+
+def webhook_roles(objects: list[Object]) -> dict[tuple[str, str, str], set[tuple[str, str, str, str]]]:
+    return all_roles([o for o in objects if of_webhook(o)])
+
+
+def own_secret(found: set[tuple[str, str, str]]) -> set[tuple[str, str, str, str]]:
+    return {(*right, "" if right[2] == "create" else "pools-webhook") for right in found}
+
+
+def named(found: set[tuple[str, str, str]]) -> set[tuple[str, str, str, str]]:
+    return {(*right, HOOKS) for right in found}
+
+
+def test_the_admission_server_has_what_its_code_uses_and_nothing_more(helm: Helm) -> None:
+    pools, hooks, own = code.webhook_rights()
+
+    assert webhook_roles(helm.template()) == {
+        ("ClusterRole", "", "kvpool:system:pools:webhook"): everywhere(pools) | named(hooks),
+        ("Role", "system", "pools-webhook"): own_secret(own),
+    }
+    assert webhook_roles(helm.template({"watchNamespaces": ["a"]})) == {
+        ("ClusterRole", "", "kvpool:system:pools:webhook"): named(hooks),
+        ("Role", "a", "kvpool:system:pools:webhook"): everywhere(pools),
+        ("Role", "system", "pools-webhook"): own_secret(own),
+    }
+
+
+def test_where_certificates_are_somebody_elses_the_admission_server_touches_none(helm: Helm) -> None:
+    found = webhook_roles(helm.template({"webhook": {"certManager": {"enabled": True}}}))
+
+    assert {verb for granted in found.values() for _, resource, verb, _ in granted if "webhook" in resource} == {"get"}
+    assert not [right for granted in found.values() for right in granted if right[1] == "secrets"]
+
+
+@pytest.mark.parametrize("values", [{}, {"watchNamespaces": ["a", "b"]}], ids=["cluster", "namespaced"])
+def test_every_role_of_the_admission_server_is_bound_to_its_account_alone(helm: Helm, values: Object) -> None:
+    objects = [o for o in helm.template(values) if of_webhook(o)]
+    bindings = of_kind(objects, "ClusterRoleBinding") + of_kind(objects, "RoleBinding")
+
+    bound = {(b["roleRef"]["kind"], b["metadata"].get("namespace", ""), b["roleRef"]["name"]) for b in bindings}
+    assert bound == set(webhook_roles(objects))
+    account = {"kind": "ServiceAccount", "name": "pools-webhook", "namespace": "system"}
+    assert all(b["subjects"] == [account] for b in bindings)

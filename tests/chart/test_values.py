@@ -14,7 +14,7 @@ SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 REFUSED: list[tuple[Object, str]] = [
     ({"watchNamespace": ["a"]}, "watchNamespace"),
-    ({"webhook": {}}, "webhook"),
+    ({"webhooks": {}}, "webhooks"),
     ({"watchNamespaces": "a"}, "watchNamespaces"),
     ({"watchNamespaces": ["A"]}, "watchNamespaces"),
     ({"watchNamespaces": ["a", "a"]}, "watchNamespaces"),
@@ -40,6 +40,9 @@ REFUSED: list[tuple[Object, str]] = [
     ({"podLabels": {"a": 1}}, "podLabels"),
     ({"tolerations": [{"keys": "x"}]}, "tolerations"),
     ({"affinity": {"nodeAffinities": {}}}, "affinity"),
+    ({"webhook": {"timeoutSeconds": 30}}, "timeoutSeconds"),
+    ({"webhook": {"replicas": 0}}, "replicas"),
+    ({"webhook": {"certManager": {"issuerRef": {"kind": "Own"}}}}, "kind"),
 ]
 
 
@@ -81,6 +84,7 @@ def paths(values: Object, schema: Object, start: str = "") -> Iterator[tuple[str
 
 def test_every_value_has_a_default_and_a_schema() -> None:
     expected_without_default = {"global", "affinity.nodeAffinity", "affinity.podAffinity", "affinity.podAntiAffinity"}
+    expected_without_default |= {f"webhook.certManager.issuerRef.{part}" for part in ("group", "kind", "name")}
     wrong = {path for path, has_default, has_schema in paths(VALUES, SCHEMA) if not (has_default and has_schema)}
 
     assert wrong == expected_without_default
@@ -88,10 +92,15 @@ def test_every_value_has_a_default_and_a_schema() -> None:
 
 def test_every_value_is_used() -> None:
     templates = "\n".join(f.read_text() for f in (CHART / "templates").rglob("*") if f.is_file())
-    whole = {"resources", "affinity"}  # handed on as they are
-    shared = {"image.operator", "image.server"}  # read by the helper that both share
+    whole = {"resources", "affinity", "webhook.resources", "webhook.certManager.issuerRef"}  # handed on as they are
+    shared = {"image.operator", "image.server", "image.payload"}  # read by the helper that they share
 
     for path, _, _ in paths(VALUES, SCHEMA):
         parent, _, last = path.rpartition(".")
-        used = f".Values.{path}" in templates or parent in whole or (parent in shared and f"$image.{last}" in templates)
+        used = (
+            f".Values.{path}" in templates
+            or f"$values.{path}" in templates
+            or parent in whole
+            or (parent in shared and f"$image.{last}" in templates)
+        )
         assert used or path == "global", path

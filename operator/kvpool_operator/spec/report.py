@@ -85,5 +85,8 @@ class PoolStatus(_Part, frozen=True, kw_only=True):
     gpu_mode: Annotated[str, Meta(max_length=32, description="GPU access in use.")] = ""
     versions: Annotated[dict[str, int], Meta(max_length=8, description="Servers by version.")] = {}
     rollout: Rollout | None = None
+    server_key: Annotated[
+        str, Meta(max_length=64, description="Public key of the servers, for clients in other namespaces.")
+    ] = ""
     problem_node_count: int = 0
     problem_nodes: Annotated[tuple[ProblemNode, ...], Meta(max_length=10, description="At most ten of them.")] = ()

@@ -4,7 +4,7 @@
 from enum import StrEnum
 from typing import Final
 
-__all__ = ["FLAG", "REMEDIES", "Note", "Skip"]
+__all__ = ["BY_HAND", "FLAG", "REMEDIES", "Note", "Skip"]
 
 FLAG: Final = (
     "--kv-transfer-config '"
@@ -44,7 +44,11 @@ class Note(StrEnum):
     PAYLOAD_SKEW = "PayloadSkew"
 
 
-_BY_HAND: Final = f"add to it by hand: {FLAG}"
+_ADD: Final = "add the flag below by hand"
+BY_HAND: Final = frozenset(
+    {Note.SHELL_COMMAND, Note.RAY, Note.LEADER_WORKER_SET, Note.UNKNOWN_COMMAND, Note.IMAGE_COMMAND}
+)
+"""Notes that a person settles with FLAG."""
 
 REMEDIES: Final[dict[Skip | Note, str]] = {
     Skip.NO_POOL_NAMED: "the label kvpool.dev/pool names no pool; write the pool's name as its value",
@@ -58,11 +62,11 @@ REMEDIES: Final[dict[Skip | Note, str]] = {
     Skip.NAME_TAKEN: "the pod has a volume or a mount of its own where wiring needs one; rename or move it",
     Skip.MALFORMED: "the pod cannot be read; the API server will say what is wrong with it",
     Note.POOL_NOT_FOUND: "no such pool yet; the engine runs uncached until there is one",
-    Note.SHELL_COMMAND: f"the command is a shell line, which is not rewritten; {_BY_HAND}",
-    Note.RAY: f"Ray starts the engine, its command is not in this pod; {_BY_HAND}",
-    Note.LEADER_WORKER_SET: f"the command of a LeaderWorkerSet is not rewritten; {_BY_HAND}",
-    Note.UNKNOWN_COMMAND: f"the command is none of vLLM's that is known; {_BY_HAND}",
-    Note.IMAGE_COMMAND: f"the image's own command is not in this pod; {_BY_HAND}",
+    Note.SHELL_COMMAND: f"the command is a shell line, which is not rewritten; {_ADD}",
+    Note.RAY: f"Ray starts the engine, its command is not in this pod; {_ADD}",
+    Note.LEADER_WORKER_SET: f"the command of a LeaderWorkerSet is not rewritten; {_ADD}",
+    Note.UNKNOWN_COMMAND: f"the command is none of vLLM's that is known; {_ADD}",
+    Note.IMAGE_COMMAND: f"the image's own command is not in this pod; {_ADD}",
     Note.FOREIGN_CONNECTOR: "another connector is configured and was left alone; combine both with MultiConnector",
     Note.UNREADABLE_CONNECTOR: "the value of --kv-transfer-config is no readable JSON and was left alone; see that it "
     "names KVPoolConnector",

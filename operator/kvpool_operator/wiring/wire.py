@@ -19,7 +19,7 @@ from kvpool_operator.wiring import connector, parts
 from kvpool_operator.wiring.command import Program, invocation
 from kvpool_operator.wiring.containers import is_leader_worker_set, is_ray, targets
 from kvpool_operator.wiring.patch import Operation, difference
-from kvpool_operator.wiring.reasons import REMEDIES, Note, Skip
+from kvpool_operator.wiring.reasons import BY_HAND, FLAG, REMEDIES, Note, Skip
 
 __all__ = ["Outcome", "Situation", "wanted_pool", "wire", "wiring_mark"]
 
@@ -61,9 +61,10 @@ class Outcome:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """For whoever made the pod; each stands for itself."""
+        """For whoever made the pod; each stands for itself, and is short enough to be shown whole."""
         reasons: Iterable[Skip | Note] = (self.skip,) if self.skip else self.notes
-        return tuple(f"kvpool: {r}: {REMEDIES[r]}" for r in reasons)
+        texts = tuple(f"kvpool: {r}: {REMEDIES[r]}" for r in reasons)
+        return (*texts, f"kvpool: {FLAG}") if BY_HAND & set(self.notes) else texts
 
 
 def wanted_pool(pod: Mapping[str, Any], namespace: str) -> tuple[str, str]:

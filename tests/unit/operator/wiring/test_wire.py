@@ -10,7 +10,19 @@ from tests.unit.operator.cases import PUBLIC_KEY
 from tests.unit.operator.wiring.corpus import situation
 
 from kvpool_operator.spec import parse_pool
-from kvpool_operator.wiring import REMEDIES, Note, Outcome, Situation, Skip, difference, wanted_pool, wire, wiring_mark
+from kvpool_operator.wiring import (
+    BY_HAND,
+    FLAG,
+    REMEDIES,
+    Note,
+    Outcome,
+    Situation,
+    Skip,
+    difference,
+    wanted_pool,
+    wire,
+    wiring_mark,
+)
 from kvpool_operator.wiring.command import Program, invocation
 
 Pod = dict[str, Any]
@@ -279,6 +291,15 @@ def test_the_mark_moves_with_what_engines_reach_and_with_nothing_else() -> None:
 def test_every_reason_has_a_remedy() -> None:
     assert set(REMEDIES) == {*Skip, *Note}
     assert all(len(text) > 40 for text in REMEDIES.values())
+
+
+@pytest.mark.parametrize("note", list(Note))
+def test_a_warning_is_short_enough_to_be_shown_whole(note: Note) -> None:
+    """The API server cuts them at 256 characters."""
+    warnings = Outcome((), None, (note,)).warnings
+
+    assert all(len(w) <= 256 for w in warnings)
+    assert any(FLAG in w for w in warnings) == (note in BY_HAND)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Admission servers for tests: real processes behind what a Service does, called by a real API server.
+
+The configuration is the chart's own; only where the API server finds the servers is replaced by an address on loopback.
+"""
+
+import asyncio
+import contextlib
+import http.client
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from tests.chart.rendering import Helm, Object, only, real_helm
+from tests.cluster.conftest import Caller
+from tests.cluster.control_plane import ControlPlane, free_ports
+
+from kvpool_operator.cluster import HOOKS
+
+__all__ = ["Balancer", "Deployment", "Replica", "deployment"]
+
+NAMESPACE = "webhook-system"
+_ROOT = Path(__file__).parents[2]
+_LOOK_S = 0.05
+
+
+@dataclass
+class Replica:
+    """One process."""
+
+    control_plane: ControlPlane
+    name: str
+    kubeconfig: Path
+    more: dict[str, str]
+
+    def __post_init__(self) -> None:
+        self.port, self.health_port = free_ports(2)
+        self.scratch = self.control_plane.folder / f"{self.name}-scratch"
+        self.scratch.mkdir(exist_ok=True)
+
+    def start(self, *, wait: bool = True) -> None:
+        """Start it, and wait until it is ready."""
+        environ = {
+            "PYTHONPATH": os.pathsep.join(str(_ROOT / part) for part in ("cacheserver", "operator")),
+            "KUBECONFIG": str(self.kubeconfig),
+            "KVPOOL_WEBHOOK_NAMESPACE": NAMESPACE,
+            "KVPOOL_WEBHOOK_NAMES": "127.0.0.1",
+            "KVPOOL_WEBHOOK_HOST": "127.0.0.1",
+            "KVPOOL_WEBHOOK_PORT": str(self.port),
+            "KVPOOL_WEBHOOK_HEALTH_PORT": str(self.health_port),
+            "KVPOOL_WEBHOOK_SCRATCH_FOLDER": str(self.scratch),
+            "KVPOOL_WEBHOOK_LINGER_S": "2",
+            "KVPOOL_WEBHOOK_LOOK_S": "0.5",
+            **self.more,
+        }
+        ready = self.ready if wait else (lambda: True)
+        self.control_plane.processes.start(
+            self.name, [sys.executable, "-m", "kvpool_operator", "webhook"], ready, environ=environ
+        )
+
+    def ready(self) -> bool:
+        return self.get("/readyz")[0] == http.client.OK
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Status and text of an answer beside the reviews; status 0 if there is none."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.health_port, timeout=2)
+        with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        return 0, ""
+
+    def number(self, series: str) -> float:
+        """A sample of its metrics."""
+        for line in self.get("/metrics")[1].splitlines():
+            if line.startswith(f"{series} "):
+                return float(line.rpartition(" ")[2])
+        raise KeyError(series)
+
+    def resident_bytes(self) -> int:
+        pid = self.control_plane.processes.running[self.name].pid
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmRSS"))
+
+    def stop(self, grace_s: float = 15.0) -> None:
+        self.control_plane.processes.stop(self.name, grace_s=grace_s)
+
+    def log(self) -> str:
+        return self.control_plane.processes.log(self.name).read_text()
+
+
+class Balancer:
+    """What a Service does: new connections go to replicas that are ready, in turn; those that are open stay."""
+
+    def __init__(self) -> None:
+        (self.port,) = free_ports(1)
+        self.replicas: list[Replica] = []
+        self.connections = 0
+        self._turn = 0
+        self._loop = asyncio.new_event_loop()
+        self._ready: list[Replica] = []
+        self._thread = threading.Thread(target=self._run, name="balancer", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        server = self._loop.run_until_complete(asyncio.start_server(self._carry, "127.0.0.1", self.port))
+        looking = self._loop.create_task(self._look())
+        self._loop.run_forever()
+        server.close()
+        for task in [looking, *asyncio.all_tasks(self._loop)]:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*asyncio.all_tasks(self._loop), return_exceptions=True))
+        self._loop.close()
+
+    async def _look(self) -> None:
+        while True:
+            asked = list(self.replicas)
+            well = await asyncio.gather(*(asyncio.to_thread(r.ready) for r in asked))
+            self._ready = [r for r, good in zip(asked, well, strict=True) if good]
+            await asyncio.sleep(_LOOK_S)
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        with contextlib.suppress(OSError, IndexError):
+            self._turn += 1
+            target = self._ready[self._turn % len(self._ready)] if self._ready else None
+            if target is not None:
+                there, back = await asyncio.open_connection("127.0.0.1", target.port)
+                pumps = [asyncio.create_task(_pump(reader, back)), asyncio.create_task(_pump(there, writer))]
+                await asyncio.wait(pumps)
+        with contextlib.suppress(OSError):
+            writer.close()
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+    with contextlib.suppress(OSError):
+        writer.close()
+
+
+@dataclass
+class Deployment:
+    """A running admission server: configuration, balancer, replicas."""
+
+    control_plane: ControlPlane
+    api: Caller
+    balancer: Balancer
+    kubeconfig: Path
+    more: dict[str, str] = field(default_factory=dict)
+    made: int = 0
+
+    @property
+    def configuration(self) -> str:
+        return f"{NAMESPACE}.kvpool-webhook"
+
+    def add(self, **more: str) -> Replica:
+        """Start another replica and let it take part."""
+        self.made += 1
+        own = {"KVPOOL_WEBHOOK_CONFIGURATION": self.configuration, **self.more, **more}
+        replica = Replica(self.control_plane, f"webhook-{self.made}", self.kubeconfig, own)
+        replica.start()
+        self.balancer.replicas.append(replica)
+        return replica
+
+    def retire(self, replica: Replica) -> None:
+        """End a replica as a rolling update does."""
+        replica.stop()
+        self.balancer.replicas.remove(replica)
+
+    def install(self, helm: Helm, values: Object | None = None) -> None:
+        """The chart's hooks, reached by the balancer's address."""
+        objects = helm.template(values, release="kvpool", namespace=NAMESPACE)
+        body = only(objects, "MutatingWebhookConfiguration", webhook=True)
+        for hook in body["webhooks"]:
+            path = hook["clientConfig"].pop("service")["path"]
+            hook["clientConfig"]["url"] = f"https://127.0.0.1:{self.balancer.port}{path}"
+        assert self.api(self.api.cluster.create(HOOKS, "", body))
+
+    def hooks(self) -> dict[str, Any]:
+        found = self.api(self.api.cluster.get(HOOKS, "", self.configuration))
+        return {h["name"]: h for h in found["webhooks"]}
+
+    def remove(self) -> None:
+        found = self.api(self.api.cluster.get(HOOKS, "", self.configuration))
+        self.api(self.api.cluster.delete(HOOKS, "", self.configuration, found["metadata"]["uid"]))
+
+
+@contextlib.contextmanager
+def deployment(control_plane: ControlPlane, api: Caller, kubeconfig: Path, **more: str) -> Iterator[Deployment]:
+    """Hooks and a balancer; replicas are the test's to add."""
+    with Balancer() as balancer:
+        made = Deployment(control_plane, api, balancer, kubeconfig, more)
+        made.install(real_helm())
+        try:
+            yield made
+        finally:
+            made.remove()
+            for replica in list(balancer.replicas):
+                replica.stop(grace_s=1.0)
