@@ -35,6 +35,7 @@ from kvpool.wire.messages import (
     AttachBulk,
     Hello,
     Ping,
+    Pong,
     Register,
     Registered,
     Renew,
@@ -88,7 +89,7 @@ class Session:
         self._silent_s = config.request_s
         self._heard_s = monotonic()
         self._beat_s: float | None = None
-        self._ping: Call[Any] | None = None
+        self._ping: Call[Pong] | None = None
         self._pinged_s = 0.0
         self._renew_s: float | None = None
         self._renewal: Call[Renewed] | None = None
@@ -229,7 +230,11 @@ class Session:
         if self._ping is not None and not self._ping.done():
             if now_s - max(self._pinged_s, self._heard_s) > self._silent_s:
                 raise SessionOverError(ServerUnavailable(f"the server did not answer for {self._silent_s:.1f} s"))
-        elif self._beat_s is not None and now_s >= self._beat_s and self.welcome is not None:
+            return
+        if self._ping is not None:
+            self.draining |= self._ping.error() is None and self._ping.result()[0].draining
+            self._ping = None
+        if self._beat_s is not None and now_s >= self._beat_s and self.welcome is not None:
             self._beat_s, self._pinged_s = now_s + self.welcome.heartbeat_s, now_s
             self._ping = Call(Ping(), (), now_s + 2 * self._silent_s)
             self._control.send_now(self._ping, now_s)

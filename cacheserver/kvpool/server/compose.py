@@ -266,6 +266,7 @@ class Server:
             goodbye=descriptors.forget if descriptors else lambda _: None,
             mover_listens=self._places.next,
             snapshot=self._publish,
+            draining=lambda: self._dispatcher.draining,
         )
 
     def _publish(self) -> ServerSnapshot:

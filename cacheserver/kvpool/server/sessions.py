@@ -74,6 +74,8 @@ class Rim:
     """Where the next mover of a client that came this way listens."""
 
     snapshot: Callable[[], ServerSnapshot]
+    draining: Callable[[], bool]
+    """Whether new work is refused."""
 
 
 class SessionVerbs:
@@ -192,7 +194,7 @@ class SessionVerbs:
 
     def ping(self, _call: Call, _request: Ping) -> Answer:
         """The client lives, and so does the server."""
-        return Answer(Pong())
+        return Answer(Pong(draining=self._rim.draining()))
 
     def _take_in(self, call: Call, request: Hello, identity: Identity) -> Client:
         parts = self._parts

@@ -51,6 +51,9 @@ class Stats(Request[Statistics], frozen=True, kw_only=True, tag="stats"):
 class Pong(Reply, frozen=True, kw_only=True, tag="pong"):
     """Answer to Ping."""
 
+    draining: bool = False
+    """The server takes no new work: a client that only keeps its heart beating need not find that out by a refusal."""
+
 
 class Ping(Request[Pong], frozen=True, kw_only=True, tag="ping"):
     """Shows that the client lives; needs a Hello."""

@@ -38,6 +38,7 @@ def test_a_draining_server_ends_old_work_and_refuses_new(tmp_path):
             pass
 
         assert not c.ask(m.Stats())[0].ready
+        assert c.ask(m.Ping())[0].draining
         assert c.refusal(m.Lookup(request_id="l", lookup_id=os.urandom(16)), bytes(32)).code == "draining"
         assert c.refusal(m.PrepareStore(request_id="s", store_id=os.urandom(16)), bytes(32)).code == "draining"
         with server.connect() as late:

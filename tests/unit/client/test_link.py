@@ -330,6 +330,14 @@ def test_draining_takes_no_new_work_but_ends_what_was_begun(server, link):
     assert link.submit(m.Ping(), epoch=epoch).result()[0] == m.Pong()
 
 
+def test_a_heartbeat_tells_of_a_drain_before_anything_is_refused(server, link):
+    server.instead(m.Ping, m.Pong(draining=True), times=1000)
+
+    until(lambda: link.state.reason is UncachedReason.DRAINING)
+
+    assert not server.of(m.Lookup)
+
+
 def test_the_engine_may_refuse_a_server_with_another_chunk(server, link_to):
     link = link_to(server, options={"accept": lambda _: UncachedReason.CHUNK_TOKENS})
 
