@@ -21,7 +21,7 @@ export UV_CACHE_DIR ?= $(KVPOOL_CACHE)/uv
 RESULT ?= build/bench.json
 
 .PHONY: help setup lock demo test check lint types imports generate golden freeze changes-check \
-	test-fast test-engine test-cluster e2e test-gpu torture bench format clean
+	test-fast test-engine test-cluster e2e test-gpu torture bench bench-operator format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -41,7 +41,7 @@ lock: ## pin the versions of all packages again
 		-o requirements-dev.lock >/dev/null
 	sed -i '1i # Pinned by `make lock` from pyproject.toml. Do not edit.' requirements-dev.lock
 
-demo: setup ## a server, a real engine on CPU, and the second request that skips its prefix
+demo: setup ## a shared prefix with a real engine on CPU, then the operator on a control plane
 	$(PY) -m tools.demo
 
 test: check test-fast test-engine test-cluster e2e torture ## all that needs no GPU
@@ -94,6 +94,10 @@ e2e: setup ## the whole story with real pods on two real nodes (needs root, name
 	3) echo "e2e: skipped: $$reason" ;; \
 	*) echo "e2e: failed: $$reason"; exit 1 ;; \
 	esac
+
+bench-operator: setup ## measure the operator with 1,000 simulated nodes and judge it by benchmarks/bars.toml
+	$(PY) -m benchmarks.operator_scale --json build/operator.json
+	$(PY) benchmarks/judge.py build/operator.json
 
 test-gpu: setup ## tests on a CUDA device; skipped without one
 	@if nvidia-smi -L >/dev/null 2>&1; then $(PYTEST) tests/gpu -q; else echo "test-gpu: no CUDA device, skipped"; fi

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Judge a result of `kvpool bench ... --json FILE` by benchmarks/bars.toml.
 
-A figure counts only if bytes were compared for it. Exit codes: 0 all bars that apply are met, 1 one is missed or its
-figure is missing, 2 the result cannot be read.
+A figure of what moves bytes counts only if bytes were compared for it. Exit codes: 0 all bars that apply are met, 1 one
+is missed or its figure is missing, 2 the result cannot be read.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def _judge_one(name: str, bar: dict[str, Any], cell: dict[str, Any] | None, opti
         return Verdict(name, "missed", f"the result has no cell {bar['cell']!r}")
     if cell.get("skipped"):
         return Verdict(name, "missed", f"not measured: {cell['skipped']}")
-    if not cell.get("compared_bytes"):
+    if bar.get("moves_bytes", True) and not cell.get("compared_bytes"):
         return Verdict(name, "missed", "no bytes were compared, so the number says nothing")
     return _compare(name, bar, cell)
 

@@ -56,9 +56,14 @@ class Release:
     namespace: str
     name: str = "kvpool"
 
-    def install(self, values: Object) -> None:
+    def install(self, values: Object, chart: Path = CHART) -> None:
+        """Install *chart*, or upgrade what is there to it."""
         options = ("--kubeconfig", self.control_plane.admin, "--namespace", self.namespace, "--values", "-")
-        self.helm.run("upgrade", "--install", self.name, CHART, *options, stdin=json.dumps(values))
+        self.helm.run("upgrade", "--install", self.name, chart, *options, stdin=json.dumps(values))
+
+    def rollback(self) -> None:
+        """Go back to what was there before the last upgrade."""
+        self.helm.run("rollback", self.name, "--kubeconfig", self.control_plane.admin, "--namespace", self.namespace)
 
     def uninstall(self) -> None:
         options = ("--kubeconfig", self.control_plane.admin, "--namespace", self.namespace)

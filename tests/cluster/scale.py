@@ -8,7 +8,9 @@ kernel's or the clock's; what the operator says of itself is only compared with 
 import asyncio
 import contextlib
 import json
+import sys
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
@@ -17,15 +19,14 @@ from typing import Any
 
 from tests.chart.rendering import Helm
 from tests.cluster.conftest import NAMESPACES, Caller, connect
-from tests.cluster.control_plane import ControlPlane
+from tests.cluster.control_plane import ControlPlane, free_ports
 from tests.cluster.operators import Operator
 from tests.cluster.releases import Release
-from tests.cluster.servers import Statistics, statistics
 
 from kvpool_operator.cluster import CHILDREN, NODES, PODS, POOLS, Cluster
 from kvpool_operator.errors import Conflict
 
-__all__ = ["Phase", "Scale", "Size", "scale"]
+__all__ = ["Outcome", "Phase", "Scale", "Size", "play", "scale"]
 
 ALL = "all"
 """Name of the pool that has a server on each node."""
@@ -33,6 +34,8 @@ RELEASE = "kvpool-system"
 AT_ONCE = 32
 WRITES = frozenset({"create", "update", "patch", "delete"})
 MIB = 1 << 20
+PACED = {"strategy": "Paced", "maxUnavailable": "10%", "settle": "1s"}
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,23 @@ class Phase:
         return max((self.writes_of(p), p) for p in self.writes)
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """All that was found out."""
+
+    create: Phase
+    rolling: Phase
+    paced: Phase
+    peak_bytes: int
+    """The most that was resident of the operator."""
+    idle_writes: tuple[str, ...]
+
+    @property
+    def changes(self) -> tuple[Phase, Phase]:
+        """The two changes of all pools at once."""
+        return self.rolling, self.paced
+
+
 class Scale:
     """The running scene."""
 
@@ -109,7 +129,7 @@ class Scale:
             "l1": {"size": "1Gi"},
             "gpuAccess": {"mode": "None"},
             "placement": {"nodeSelector": selector},
-            "update": {"strategy": strategy, "maxUnavailable": "10%", "settle": "1s"},
+            "update": {**PACED, "strategy": strategy},
         }
         namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
         await self.api.cluster.create(NAMESPACES, "", namespace)
@@ -221,6 +241,22 @@ class Scale:
         self.api(all_of_it())
 
 
+def play(scene: Scale, idle_s: float, say: Callable[[str], None] = lambda _: None) -> Outcome:
+    """Pools made, pods opted in, a change by RollingUpdate, one by Paced, then *idle_s* of rest."""
+    create = scene.make_pools("RollingUpdate")
+    say(f"{len(scene.pools())} pools ready after {create.seconds:.0f} s; {scene.look() // MIB} MiB resident")
+    scene.make_clients()
+    scene.wait_for_clients()
+    say(f"{scene.size.clients} pods opted in and counted; {scene.look() // MIB} MiB resident")
+    rolling = scene.change("rolling", lambda spec: spec.update(logLevel="Debug"))
+    say(f"a change of all pools by RollingUpdate took {rolling.seconds:.0f} s; {scene.look() // MIB} MiB resident")
+    paced = scene.change("paced", lambda spec: spec.update(logLevel="Error", update=PACED))
+    say(f"a change of all pools by Paced took {paced.seconds:.0f} s; {scene.look() // MIB} MiB resident")
+    idle = scene.writes_during(idle_s)
+    say(f"{len(idle)} writes in {idle_s:.0f} s of rest")
+    return Outcome(create, rolling, paced, scene.peak_bytes, tuple(idle))
+
+
 def _ready(pool: dict[str, Any]) -> bool:
     conditions = {c["type"]: c for c in pool.get("status", {}).get("conditions", ())}
     ready = conditions.get("Ready", {})
@@ -268,6 +304,21 @@ def _resident(pid: int) -> int:
     return int(text) * 1024
 
 
+def _serve_statistics(control_plane: ControlPlane) -> str:
+    """A process that answers for all servers; returns where, as the operator's setting says it."""
+    (port,) = free_ports(1)
+    url = f"http://127.0.0.1:{port}/"
+
+    def answers() -> bool:
+        with contextlib.suppress(OSError), urllib.request.urlopen(url + "ready", timeout=2) as answer:
+            return bool(answer.status == 200)
+        return False
+
+    command = [sys.executable, "-m", "tests.cluster.servers", str(port)]
+    control_plane.processes.start("statistics", command, answers, environ={"PYTHONPATH": str(ROOT)})
+    return url + "{ip}"
+
+
 @contextlib.contextmanager
 def scale(size: Size, helm: Helm, **more: str) -> Iterator[Scale]:
     """Nodes, the chart installed, its operator running with its account; *more* is its environment."""
@@ -282,7 +333,7 @@ def scale(size: Size, helm: Helm, **more: str) -> Iterator[Scale]:
         )
         release = Release(helm, control_plane, RELEASE)
         release.install({"replicas": 0})
-        numbers: Statistics = stack.enter_context(statistics())
+        url = _serve_statistics(control_plane)
         defaults = {"STATS_S": "30", "STATUS_GAP_S": "5", "LEASE_S": "15"}
         environ = {
             "KUBECONFIG": str(release.account().kubeconfig),
@@ -290,7 +341,7 @@ def scale(size: Size, helm: Helm, **more: str) -> Iterator[Scale]:
             **{f"KVPOOL_OPERATOR_{name}": value for name, value in defaults.items()},
             **more,
         }
-        made = Scale(control_plane, api, Operator(control_plane, "operator", numbers.url, environ), size)
+        made = Scale(control_plane, api, Operator(control_plane, "operator", url, environ), size)
         made.make_nodes()
         made.operator.start()
         stack.callback(made.operator.stop)

@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The statistics of all cache servers from one loopback address: fake nodes run no containers that could answer."""
+"""The statistics of all cache servers from one loopback address: fake nodes run no containers that could answer.
 
+``python -m tests.cluster.servers PORT`` answers for thousands of them, always the same, from a process of its own.
+"""
+
+import contextlib
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from aiohttp import web
 
 __all__ = ["Statistics", "statistics"]
 
@@ -50,7 +57,8 @@ def statistics() -> Iterator[Statistics]:
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
+            with contextlib.suppress(BrokenPipeError):  # an operator that was killed does not listen any more
+                self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
             """Nobody reads it."""
@@ -66,3 +74,20 @@ def statistics() -> Iterator[Statistics]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def main(port: int) -> None:
+    """Answer until a signal."""
+    numbers = Statistics()
+
+    async def answer(request: web.Request) -> web.Response:
+        numbers.asked.clear()
+        return web.json_response(numbers.of(request.match_info["ip"]))
+
+    app = web.Application()
+    app.router.add_get("/{ip}", answer)
+    web.run_app(app, host="127.0.0.1", port=port, access_log=None, print=lambda *_: None)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -78,14 +78,16 @@ def change(api: Caller, kind: Kind, namespace: str, name: str, edit: Any) -> Non
     api.wait("the edit", edited)
 
 
-def wait_for_condition(api: Caller, namespace: str, kind: str, status: str, reason: str = "") -> dict[str, Any]:
+def wait_for_condition(
+    api: Caller, namespace: str, kind: str, status: str, reason: str = "", *, deadline_s: float = 90.0
+) -> dict[str, Any]:
     async def reached() -> dict[str, Any] | None:
         body = await api.cluster.get(POOLS, namespace, "a")
         found = {c["type"]: c for c in body.get("status", {}).get("conditions", [])}.get(kind, {})
         fresh = found.get("observedGeneration") == body["metadata"]["generation"]
         return body if fresh and found["status"] == status and found["reason"].startswith(reason) else None
 
-    body: dict[str, Any] = api.wait(f"{kind}={status} {reason}", reached, 90.0)
+    body: dict[str, Any] = api.wait(f"{kind}={status} {reason}", reached, deadline_s)
     return body
 
 

@@ -96,3 +96,15 @@ def test_every_bar_is_well_formed() -> None:
         assert ("at_most" in bar) != ("at_least" in bar), name
         assert bar["figure"] in ("value", "p50", "p90", "p99", "least", "most"), name
         assert json.dumps(bar["why"]), name
+
+
+def test_where_no_bytes_move_none_need_be_compared() -> None:
+    bars = tomllib.loads(BARS.read_text())
+    options = bars["operator-resident"]["options"]
+    resident = Cell(name="resident", what="", unit="MiB", value=200.0)
+    report = BenchReport(bench="operator", cells=(resident,), options=options, machine={})
+
+    found = {v.bar: v.state for v in judge(msgspec.to_builtins(report), bars)}
+
+    assert found["operator-resident"] == "met"
+    assert found["operator-idle"] == "missed", "a cell that is not there"
