@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.engine.harness import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 MAKER = Path(__file__).resolve().parent / "make_model.py"
@@ -18,7 +19,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.engine)
-            item.add_marker(pytest.mark.timeout(300))
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(300 * PATIENCE))
 
 
 @pytest.fixture(scope="session")
@@ -55,9 +57,3 @@ def small_model(engine_python: Path) -> Path:
 def large_model(engine_python: Path) -> Path:
     """53 million parameters: for comparing times."""
     return model(engine_python, "large")
-
-
-@pytest.fixture(scope="session")
-def window_model(engine_python: Path) -> Path:
-    """Two kinds of attention: not supported yet."""
-    return model(engine_python, "window")

@@ -15,15 +15,17 @@ os.dup2(2, 1)
 
 
 def start(options: dict[str, Any]) -> Any:
-    if layer := options.pop("zero_loaded_layer", None):
-        zero_loaded_layer(layer)
+    damage_what_is_told()
     from vllm import LLM
 
     return LLM(**options)
 
 
-def zero_loaded_layer(layer: int) -> None:
-    """Damage one layer of everything that is loaded, as the negative control of all token comparisons."""
+DAMAGED: list[int] = []
+"""(group, layer) of what is loaded that becomes zeros, as the negative control of all token comparisons."""
+
+
+def damage_what_is_told() -> None:
     import numpy as np
 
     from kvpool.transfer.host import HostBlocks
@@ -31,10 +33,11 @@ def zero_loaded_layer(layer: int) -> None:
     scatter = HostBlocks.scatter
 
     def damaged(self: Any, group: int, block_ids: Any, skip_blocks: int, data: memoryview) -> None:
-        chunk = np.frombuffer(data, dtype=np.uint8).copy()
-        planes = chunk.reshape(len(self._layout.planes), -1)
-        planes[layer] = 0
-        scatter(self, group, block_ids, skip_blocks, memoryview(chunk))
+        if DAMAGED and group == DAMAGED[0]:
+            chunk = np.frombuffer(data, dtype=np.uint8).copy()
+            chunk.reshape(len(self._groups[group].layout.planes), -1)[DAMAGED[1]] = 0
+            data = memoryview(chunk)
+        scatter(self, group, block_ids, skip_blocks, data)
 
     HostBlocks.scatter = damaged
 
@@ -78,6 +81,9 @@ def answer(llm: Any, command: dict[str, Any]) -> Any:
                 # Nothing but a call steps the engine then, and blocks are held until their stores are done.
                 llm.llm_engine.step()
             return llm.reset_prefix_cache()
+        case "damage":
+            DAMAGED[:] = command["place"]
+            return None
         case "metrics":
             return metrics(llm)
     raise ValueError(command)

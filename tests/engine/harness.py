@@ -6,6 +6,7 @@ in a file of the test's folder, and its end is part of every failure's message.
 """
 
 import contextlib
+import itertools
 import json
 import os
 import select
@@ -27,6 +28,7 @@ import msgspec
 from kvpool.client.link import Link
 from kvpool.config import ClientConfig
 from kvpool.model.identity import ClientKind
+from kvpool.server.keys import make_key
 from kvpool.wire.messages import Statistics, Stats
 
 HERE = Path(__file__).resolve().parent
@@ -45,6 +47,69 @@ def until(condition: Callable[[], object], timeout_s: float, what: str) -> objec
         assert monotonic() < ends_s, f"{what} did not happen within {timeout_s} s"
         pause.wait(0.02)
     return value
+
+
+class Node:
+    """A network namespace with one address, as a machine of its own; ``Nodes`` makes them."""
+
+    def __init__(self, name: str, address: str) -> None:
+        self.name = name
+        self.address = address
+
+    def command(self, command: list[str]) -> list[str]:
+        """Return *command* as it runs there."""
+        return ["ip", "netns", "exec", self.name, *command]
+
+
+class Nodes:
+    """Network namespaces that reach each other, and are reached from here, over a bridge; a context manager."""
+
+    _numbers = itertools.count()
+
+    def __init__(self, count: int) -> None:
+        number = next(self._numbers)
+        self._bridge = f"kvp{os.getpid() % 100000}b{number}"
+        self._network = f"10.{os.getpid() % 250}.{number}"
+        self.nodes = [Node(f"{self._bridge}n{n}", f"{self._network}.{n + 1}") for n in range(count)]
+
+    @staticmethod
+    def allowed() -> bool:
+        """True if this process may make network namespaces."""
+        if os.geteuid() or shutil.which("ip") is None:
+            return False
+        name = f"kvp{os.getpid()}try"
+        made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode == 0
+        if made:
+            subprocess.run(["ip", "netns", "del", name], check=True)
+        return made
+
+    def __enter__(self) -> list[Node]:
+        try:
+            self._run("link", "add", self._bridge, "type", "bridge")
+            self._run("address", "add", f"{self._network}.254/24", "dev", self._bridge)
+            self._run("link", "set", self._bridge, "up")
+            for number, node in enumerate(self.nodes):
+                self._run("netns", "add", node.name)
+                end = f"{self._bridge}e{number}"[:15]
+                self._run("link", "add", end, "type", "veth", "peer", "name", "eth0", "netns", node.name)
+                self._run("link", "set", end, "master", self._bridge, "up")
+                inside = ("-netns", node.name)
+                self._run(*inside, "address", "add", f"{node.address}/24", "dev", "eth0")
+                self._run(*inside, "link", "set", "eth0", "up")
+                self._run(*inside, "link", "set", "lo", "up")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self.nodes
+
+    def __exit__(self, *exc: object) -> None:
+        for node in self.nodes:
+            subprocess.run(["ip", "netns", "del", node.name], capture_output=True, check=False)
+        subprocess.run(["ip", "link", "del", self._bridge], capture_output=True, check=False)
+
+    @staticmethod
+    def _run(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True)
 
 
 class Group:
@@ -83,11 +148,32 @@ class Group:
                     pipe.close()
 
 
+class Pool:
+    """What all servers of one pool share, and their clients on other nodes need."""
+
+    def __init__(self, folder: Path) -> None:
+        self.secret = folder / "secret"
+        self.secret.write_text("of this test alone\n")
+        self.secret.chmod(0o600)
+        self.key = folder / "key"
+        self.client = {"server_key": make_key(str(self.key)), "secret_file": str(self.secret)}
+
+
 class Server:
     """A kvpool server in a process of its own, at one address, started as often as a test likes."""
 
-    def __init__(self, folder: Path, *, size_bytes: int = 512 * MIB, chunk_tokens: int = 256) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        size_bytes: int = 512 * MIB,
+        chunk_tokens: int = 256,
+        node: Node | None = None,
+        pool: "Pool | None" = None,
+    ) -> None:
+        """Make it; on a *node* its address is the node's, and it has the key and the secret of its *pool*."""
         self.folder = folder
+        self.node = node
         self.socket = folder / "kv.sock"
         self.address = f"ipc://{self.socket}"
         self.memory = Path("/dev/shm") / f"kvpool-test-{os.getpid()}-{folder.name}"
@@ -101,14 +187,21 @@ class Server:
             "chunk_tokens": chunk_tokens,
             "server_id": folder.name,
         }
+        self._credentials: dict[str, str] = {}
+        if node is not None and pool is not None:
+            self.address = f"tcp://{node.address}:7410"
+            self._credentials = {"secret_file": str(pool.secret)}
+            config["listen"] |= {"tcp_host": node.address, "tcp_port": 7410, "curve_key_file": str(pool.key)}
+            config["auth"] = {"kind": "secret", **self._credentials}
         self._config.write_text(json.dumps(config))
 
     def start(self) -> "Server":
         """Start it and wait until it answers."""
         command = [sys.executable, "-m", "kvpool.cli.main", "server", "--config", str(self._config)]
+        command = self.node.command(command) if self.node is not None else command
         self._group = Group(command, {"PYTHONPATH": str(ROOT / "cacheserver")}, self.folder / "server.log")
         if self._probe is None:
-            self._probe = Link(ClientConfig(server=self.address), ClientKind.PROBE)
+            self._probe = Link(ClientConfig(server=f"ipc://{self.socket}", **self._credentials), ClientKind.PROBE)
             self._probe.start()
         assert self._probe.wait_healthy(START_S), self._group.tail()
         return self
@@ -147,7 +240,7 @@ class Server:
 
 
 @contextmanager
-def server(folder: Path, **options: int) -> Iterator[Server]:
+def server(folder: Path, **options: object) -> Iterator[Server]:
     """A running server."""
     running = Server(folder, **options)
     try:
@@ -256,6 +349,13 @@ class Engine:
         # Blocks of finished requests are held until their stores are done.
         until(lambda: self._ask({"do": "reset"}), 30, "a reset of the prefix cache")
 
+    def damage(self, *place: int) -> None:
+        """From now on zero one layer (group, layer) of all that is loaded; nothing, if there is no *place*.
+
+        Only in an engine whose worker is in the same process.
+        """
+        self._ask({"do": "damage", "place": place})
+
     def metrics(self) -> dict[str, float]:
         return self._ask({"do": "metrics"})
 
@@ -304,20 +404,37 @@ def engine(python: Path, folder: Path, model: Path, **options: object) -> Iterat
         running.close()
 
 
+def serving(model: Path, **options: object) -> list[str]:
+    """Options of vLLM's HTTP server, the same for all of the tests."""
+    values = {
+        "model": str(model),
+        "served-model-name": "tiny",
+        "dtype": "float32",
+        "max-model-len": 4608,
+        "max-num-batched-tokens": 4608,
+        "block-size": 32,
+        "kv-cache-memory-bytes": 256 * MIB,
+        "enforce-eager": True,
+        "enable-prompt-tokens-details": True,
+    } | options
+    words = []
+    for name, value in values.items():
+        words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return words
+
+
 class HttpEngine:
     """The OpenAI-compatible server of vLLM."""
 
-    def __init__(self, python: Path, folder: Path, model: Path, transfer: dict | None) -> None:
+    def __init__(self, python: Path, folder: Path, model: Path, transfer: dict | None, **options: object) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
-        command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-        command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
-        command += ["--max-model-len", "4608", "--max-num-batched-tokens", "4608", "--block-size", "32"]
-        command += ["--kv-cache-memory-bytes", str(256 * MIB), "--enforce-eager", "--enable-prompt-tokens-details"]
         if transfer:
-            command += ["--kv-transfer-config", json.dumps(transfer)]
+            options["kv-transfer-config"] = json.dumps(transfer)
+        command = [str(python), "-m", "vllm.entrypoints.openai.api_server"]
+        command += serving(model, host="127.0.0.1", port=port, **options)
         self._group = Group(command, engine_environ(), folder / f"http-{port}.log")
 
     def ready(self) -> "HttpEngine":
@@ -349,14 +466,50 @@ class HttpEngine:
         lines = [line for line in self.get("/metrics").splitlines() if line.split("{")[0].split(" ")[0] == name]
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
+    def complete(self, ids: list[int], max_tokens: int = 8, **fields: object) -> dict:
+        """Answer one prompt; returns the tokens, how many of the prompt were cached, and the whole answer."""
+        body = {"model": "tiny", "prompt": ids, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+        answer = self.post("/v1/completions", body | {"return_token_ids": True} | fields)
+        details = answer["usage"]["prompt_tokens_details"] or {}
+        cached = details.get("cached_tokens") or 0
+        return {"tokens": answer["choices"][0]["token_ids"], "cached": cached, "answer": answer}
+
     def close(self) -> None:
         self._group.end(signal.SIGINT)
 
 
+class TwoNodeEngine(HttpEngine):
+    """One engine of two tensor parallel ranks, each on a node of its own, as vLLM's several-node mode has it."""
+
+    def __init__(self, python: Path, folder: Path, model: Path, transfers: list[dict], nodes: list[Node]) -> None:
+        self.url = f"http://{nodes[0].address}:8000"
+        metadata = folder / "metadata" / "vllm.dist-info" / "METADATA"
+        metadata.parent.mkdir(parents=True)
+        # The command line asks for a distribution of this name, which the CPU build does not have.
+        metadata.write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n")
+        self._groups = []
+        for rank, (node, transfer) in enumerate(zip(nodes, transfers, strict=True)):
+            options = {"nnodes": len(nodes), "node-rank": rank, "master-addr": nodes[0].address, "master-port": 29501}
+            options |= {"tensor-parallel-size": len(nodes), "kv-transfer-config": json.dumps(transfer)}
+            options |= {"headless": True} if rank else {"host": node.address, "port": 8000}
+            command = [str(python), "-m", "vllm.entrypoints.cli.main", "serve", *serving(model, **options)]
+            environ = engine_environ("0|1") | {"GLOO_SOCKET_IFNAME": "eth0", "VLLM_HOST_IP": node.address}
+            environ["PYTHONPATH"] += f":{metadata.parents[1]}"
+            self._groups.append(Group(node.command(command), environ, folder / f"rank-{rank}.log"))
+        self._group = self._groups[0]
+
+    def close(self) -> None:
+        """End the follower's workers too: they outlive a leader that is killed."""
+        for group in self._groups:
+            group.end(signal.SIGINT)
+
+
 @contextmanager
-def http_engine(python: Path, folder: Path, model: Path, transfer: dict | None) -> Iterator[HttpEngine]:
+def http_engine(
+    python: Path, folder: Path, model: Path, transfer: dict | None, **options: object
+) -> Iterator[HttpEngine]:
     """An HTTP server that is ready."""
-    running = HttpEngine(python, folder, model, transfer)
+    running = HttpEngine(python, folder, model, transfer, **options)
     try:
         yield running.ready()
     finally:

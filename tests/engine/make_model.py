@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make a small model with random weights and a tokenizer, in the engine's environment.
 
-    python make_model.py FOLDER {small|large|window}
+    python make_model.py FOLDER {small|large|window|state|latent}
 
 A model as a library initialises it repeats one token for ever, and cannot show that its cache was wrong. With these
 scales the greedy tokens of a prompt are nearly all distinct and depend on every layer.
@@ -13,12 +13,16 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
 )
 
 SIZES = {
@@ -36,13 +40,16 @@ TEMPLATE = (
 
 def make_model(folder: Path, size: str) -> None:
     torch.manual_seed(0)
-    model = window() if size == "window" else llama(*SIZES[size])
+    other = {"window": window, "state": state, "latent": latent}
+    model = other[size]() if size in other else llama(*SIZES[size])
     width = model.config.hidden_size
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "norm" in name:
                 continue
-            scale = {"q_proj": 2 / width**0.5, "k_proj": 2 / width**0.5, "embed_tokens": 1.0, "lm_head": 0.2}
+            # Where the head is the embedding itself, a loud one would only repeat the last token.
+            embedding = 0.02 if model.config.tie_word_embeddings else 1.0
+            scale = {"q_proj": 2 / width**0.5, "k_proj": 2 / width**0.5, "embed_tokens": embedding, "lm_head": 0.2}
             known = [value for part, value in scale.items() if part in name]
             weight.normal_(0.0, known[0] if known else 1 / width**0.5)
     model.to(torch.float32).save_pretrained(folder)
@@ -66,12 +73,14 @@ def llama(layers: int, width: int, heads: int, key_heads: int, inner: int, vocab
 
 
 def window() -> PreTrainedModel:
-    """Layers with a sliding window beside layers with full attention: two cache groups."""
+    """Layers with a sliding window beside layers with full attention: three cache groups of two layers."""
     return Gemma3ForCausalLM(
         Gemma3TextConfig(
-            num_hidden_layers=2,
-            layer_types=["sliding_attention", "full_attention"],
+            num_hidden_layers=6,
+            layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
             sliding_window=128,
+            # Heads that look at few tokens: where they look at all of them, every next token is the same.
+            query_pre_attn_scalar=2,
             hidden_size=256,
             num_attention_heads=8,
             num_key_value_heads=4,
@@ -79,6 +88,65 @@ def window() -> PreTrainedModel:
             intermediate_size=512,
             vocab_size=2048,
             max_position_embeddings=8192,
+            dtype="float32",
+            **SPECIAL,
+        )
+    )
+
+
+def state() -> PreTrainedModel:
+    """Layers with a recurrent state beside one with full attention."""
+    return Qwen3NextForCausalLM(
+        Qwen3NextConfig(
+            num_hidden_layers=4,
+            layer_types=["linear_attention"] * 3 + ["full_attention"],
+            hidden_size=256,
+            num_attention_heads=8,
+            num_key_value_heads=4,
+            head_dim=64,
+            linear_conv_kernel_dim=4,
+            linear_key_head_dim=32,
+            linear_value_head_dim=32,
+            linear_num_key_heads=4,
+            linear_num_value_heads=8,
+            intermediate_size=512,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=128,
+            shared_expert_intermediate_size=128,
+            # The engine wants a layer of experts to be there.
+            mlp_only_layers=[0, 1, 2],
+            vocab_size=2048,
+            max_position_embeddings=8192,
+            tie_word_embeddings=False,
+            dtype="float32",
+            **SPECIAL,
+        )
+    )
+
+
+def latent() -> PreTrainedModel:
+    """Multi-head latent attention: all tensor parallel ranks hold the same cache."""
+    return DeepseekV2ForCausalLM(
+        DeepseekV2Config(
+            num_hidden_layers=2,
+            first_k_dense_replace=2,
+            hidden_size=256,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            q_lora_rank=None,
+            kv_lora_rank=512,
+            qk_nope_head_dim=64,
+            qk_rope_head_dim=64,
+            v_head_dim=64,
+            head_dim=64,
+            intermediate_size=512,
+            moe_intermediate_size=128,
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            vocab_size=2048,
+            max_position_embeddings=8192,
+            tie_word_embeddings=False,
             dtype="float32",
             **SPECIAL,
         )

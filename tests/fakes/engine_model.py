@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from random import Random
 
-from tests.fakes.engine_parts import BLOCK, CHUNK, PER_CHUNK, FakeLookups, FakeRequest, chunk_keys
+from tests.fakes.engine_parts import BLOCK, CHUNK, GROUPS, PER_CHUNK, FakeLookups, FakeRequest, chunk_keys
 
 from kvpool.client.jobs import Finished
 from kvpool.connector.attach import Session
@@ -181,10 +181,10 @@ class EngineModel:
         self.truth = {}
         self.lookups = Lookups()
         hits = Hits(self.lookups, loads=True, shards=(0,), keys=lambda _: chunk_keys())
-        self.side = SchedulerSide(hits, role=Role.BOTH, block_tokens=BLOCK, store_generated=self.random.random() < 0.3)
+        self.side = SchedulerSide(hits, role=Role.BOTH, groups=GROUPS, store_generated=self.random.random() < 0.3)
         self.transfers = Transfers(self)
         self.worker = WorkerSide(
-            self.transfers, place=(0, 0), writer=True, role=Role.BOTH, block_tokens=BLOCK, timeout_s=1.0
+            self.transfers, place=(0, 0), writer=True, role=Role.BOTH, groups=GROUPS, timeout_s=1.0
         )
         self.now_s = 0.0
         self.numbers = {"loads": 0, "stores": 0, "preempted": 0, "failed": 0, "aborted_loads": 0}
@@ -279,7 +279,7 @@ class EngineModel:
             request = self.requests[request_id]
             computed.append((request_id, request.computed + new))
             self.learn(request, request.computed + new)
-        step = Step(computed, lambda r: self.requests[r].blocks, preempted, idle=not scheduled)
+        step = Step(computed, lambda r: [self.requests[r].blocks], preempted, idle=not scheduled)
         plan = self.side.plan(step, self.session)
         self.numbers["stores"] += len(plan.stores)
         self.numbers["loads"] += len(plan.loads)
@@ -348,7 +348,7 @@ class EngineModel:
                 request.computed = 0
             return 0
         request.blocks = held + self.pool.take(max(0, need))
-        self.side.allocated(request.request_id, request.blocks, external)
+        self.side.allocated(request.request_id, [request.blocks], external)
         if external:
             request.status = "remote"
             return 0

@@ -7,11 +7,15 @@ from types import SimpleNamespace
 
 from kvpool.client.jobs import Answer, Finished
 from kvpool.connector.chunks import ChunkKeys
+from kvpool.connector.plan import GroupFacts
 from kvpool.model.identity import Namespace
 
 BLOCK = 4
 CHUNK = 16
 PER_CHUNK = CHUNK // BLOCK
+
+GROUPS = (GroupFacts(planes=(), block_tokens=BLOCK),)
+"""An engine with full attention alone."""
 
 NAMESPACE = Namespace(
     model="m", model_fingerprint="f", dtype="float32", kv_dtype="auto", layout="l", hash_algorithm="vllm-sha256/4"
@@ -23,6 +27,14 @@ class FullAttentionSpec(SimpleNamespace):
 
 
 class SlidingWindowSpec(SimpleNamespace):
+    pass
+
+
+class MambaSpec(SimpleNamespace):
+    pass
+
+
+class ChunkedLocalAttentionSpec(SimpleNamespace):
     pass
 
 
@@ -171,6 +183,7 @@ class FakeTransfers:
         self.loads = []
         self.finished = {}
         self.cancelled = []
+        self.settled = []
         self.closed = 0
         self.cancels = True
 
@@ -202,6 +215,10 @@ class FakeTransfers:
 
     def counters(self):
         return {}
+
+    def settle_stores(self, jobs, patience_s, timeout_s):  # noqa: ARG002
+        self.settled.append([job.group for job in jobs])
+        return self.cancels
 
     def close(self, timeout_s):  # noqa: ARG002
         self.closed += 1

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The host copies agree with their twin on random layouts, and refuse what it refuses."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvpool.model.layout import NOWHERE
 from kvpool.transfer import reference
 from kvpool.transfer.host import HostBlocks
 from kvpool.transfer.planes import Layout, PagedTensor, layout_of
@@ -66,10 +67,35 @@ def test_gather_is_the_twins(case: Case) -> None:
     before = case.copies()
 
     reference.gather_blocks(case.storages, case.layout, case.block_ids, expected)
-    HostBlocks(case.layout, case.storages).gather(0, case.block_ids, memoryview(got))
+    HostBlocks([case.layout], case.storages).gather(0, case.block_ids, memoryview(got))
 
     assert got.tobytes() == expected.tobytes()
     assert all((a == b).all() for a, b in zip(before, case.storages, strict=True))
+
+
+@given(cases(), st.data())
+def test_blocks_that_are_nowhere_are_gathered_as_zeros(case: Case, data: st.DataObject) -> None:
+    gaps = data.draw(st.lists(st.booleans(), min_size=len(case.block_ids), max_size=len(case.block_ids)))
+    ids = np.where(gaps, NOWHERE, case.block_ids)
+    expected, got = (np.full(case.layout.chunk_bytes(len(ids)), 7, np.uint8) for _ in range(2))
+
+    reference.gather_blocks(case.storages, case.layout, ids, expected, null_block=NOWHERE)
+    HostBlocks([case.layout], case.storages).gather(0, ids, memoryview(got))
+
+    assert got.tobytes() == expected.tobytes()
+
+
+@given(cases(), cases())
+def test_each_group_has_its_own_blocks(one: Case, other: Case) -> None:
+    moved = [replace(plane, storage=plane.storage + len(one.storages)) for plane in other.layout.planes]
+    blocks = HostBlocks([one.layout, replace(other.layout, planes=tuple(moved))], one.storages + other.storages)
+    for number, case in enumerate((one, other)):
+        expected, got = (np.zeros(case.layout.chunk_bytes(len(case.block_ids)), np.uint8) for _ in range(2))
+
+        reference.gather_blocks(case.storages, case.layout, case.block_ids, expected)
+        blocks.gather(number, case.block_ids, memoryview(got))
+
+        assert got.tobytes() == expected.tobytes()
 
 
 @given(cases(), st.integers(0, 2**32 - 1))
@@ -78,7 +104,7 @@ def test_scatter_is_the_twins_and_touches_nothing_else(case: Case, seed: int) ->
     expected = case.copies()
 
     reference.scatter_blocks(expected, case.layout, case.block_ids, case.skip_blocks, data)
-    HostBlocks(case.layout, case.storages).scatter(0, case.block_ids, case.skip_blocks, memoryview(data.tobytes()))
+    HostBlocks([case.layout], case.storages).scatter(0, case.block_ids, case.skip_blocks, memoryview(data.tobytes()))
 
     assert all((a == b).all() for a, b in zip(expected, case.storages, strict=True))
 
@@ -86,7 +112,7 @@ def test_scatter_is_the_twins_and_touches_nothing_else(case: Case, seed: int) ->
 @given(cases())
 def test_what_was_gathered_comes_back(case: Case) -> None:
     chunk = bytearray(case.layout.chunk_bytes(len(case.block_ids)))
-    blocks = HostBlocks(case.layout, case.storages)
+    blocks = HostBlocks([case.layout], case.storages)
     blocks.gather(0, case.block_ids, memoryview(chunk))
     before = case.copies()
     for storage in case.storages:
@@ -108,14 +134,14 @@ def test_bad_ids_are_refused_before_a_byte_moves(case: Case, fault: str) -> None
         case "range":
             ids = np.append(ids[1:], BLOCKS)
         case "negative":
-            ids = np.append(ids[1:], -1)
+            ids = np.append(ids[1:], -2)
         case "twice":
             ids, size = np.append(ids, ids[0]), case.layout.chunk_bytes(len(ids) + 1)
         case "size":
             size += 1
         case "group":
             group = 1
-    blocks, before = HostBlocks(case.layout, case.storages), case.copies()
+    blocks, before = HostBlocks([case.layout], case.storages), case.copies()
     out = bytearray(size)
 
     with pytest.raises((IndexError, ValueError)):

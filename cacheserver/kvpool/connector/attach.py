@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from kvpool.client.link import Link
 from kvpool.client.state import LinkState
 from kvpool.config import ClientConfig
+from kvpool.connector.groups import blocks_per_chunk
+from kvpool.connector.memory import Ring
 from kvpool.connector.plan import WorkerFacts
 from kvpool.connector.translate import registration
 from kvpool.model.identity import ClientKind, Mode
 from kvpool.model.reasons import UncachedReason
-from kvpool.wire.messages import Welcome
+from kvpool.transfer.planes import LayoutError
+from kvpool.wire.messages import Register, Welcome
 
 __all__ = ["Attachment", "Session"]
 
@@ -31,7 +34,8 @@ class Attachment:
     ``session`` may be called from any thread.
     """
 
-    def __init__(self, config: ClientConfig, kind: ClientKind) -> None:
+    def __init__(self, config: ClientConfig, kind: ClientKind, ring: Ring | None = None) -> None:
+        self._ring = ring
         self.link = Link(config, kind, on_state=self._on_state, accept=self._accept)
         self._told = threading.Event()
         self._modes = config.modes if kind is ClientKind.WORKER else ()
@@ -41,6 +45,8 @@ class Attachment:
     def begin(self, facts: WorkerFacts, shards: tuple[int, ...]) -> None:
         """Connect, and register *facts* for *shards* with every server that answers; once."""
         self._facts, self._shards = facts, shards
+        if self._ring is not None:
+            self._ring.keeper.begin(self.link)
         self.link.start()
 
     def wait_verdict(self, timeout_s: float) -> None:
@@ -65,6 +71,8 @@ class Attachment:
     def _on_state(self, state: LinkState) -> None:
         if state.reason is not UncachedReason.STARTING:
             self._told.set()
+        if self._ring is not None:
+            self._ring.keeper.on_state(state)
 
     def _accept(self, welcome: Welcome) -> UncachedReason | None:
         """Fit the registration to the server's chunks; on the link's thread."""
@@ -72,5 +80,16 @@ class Attachment:
         if welcome.chunk_tokens % self._facts.block_tokens:
             return UncachedReason.CHUNK_TOKENS
         modes: tuple[Mode, ...] = self._modes
-        self.link.registration = registration(self._facts, welcome.chunk_tokens, self._shards, modes)
+        wanted = registration(self._facts, welcome.chunk_tokens, self._shards, modes)
+        self.link.registration = wanted if self._ring is None else self._with_ring(self._ring, wanted, welcome)
         return None
+
+    def _with_ring(self, ring: Ring, wanted: Register, welcome: Welcome) -> Register:
+        """Offer the ring, if chunks of this size can go through it."""
+        assert self._facts is not None
+        try:
+            ring.offer.fit([blocks_per_chunk(group, welcome.chunk_tokens) for group in self._facts.groups])
+        except LayoutError as e:
+            ring.keeper.reason = str(e)
+            return wanted
+        return ring.keeper.equip(wanted)

@@ -13,7 +13,7 @@ here or at the server, leaves the engine running uncached, with one line that sa
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -25,6 +25,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorTransferResults,
     SupportsHMA,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
@@ -119,8 +120,7 @@ class KVPoolPrometheus(KVConnectorPromMetrics):  # type: ignore[misc]
 class KVPoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     """Keeps the KV cache of prompts in the node's cache server.
 
-    It accepts the engine's hybrid cache manager only so that configuring it changes nothing for models that it does not
-    support; those run uncached.
+    Models with several cache groups are supported (``translate`` says which kinds); others run uncached.
     """
 
     _cache_hit_source = CacheHitSource.HOST
@@ -217,6 +217,15 @@ class KVPoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         sent, loaded = self._half_of_worker().results(self._plan)
         return sent or None, loaded or None
 
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """Return what ``get_finished`` does, and requests whose loads failed, where the engine takes no blocks."""
+        sent, loaded = self.get_finished(finished_req_ids)
+        return KVConnectorTransferResults(
+            finished_sending=sent or set(),
+            finished_recving=loaded or set(),
+            failed_recving=self._half_of_worker().failed_requests(),
+        )
+
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Return blocks without valid data, in the same step as the end of their load."""
         return self._half_of_worker().bad_blocks()
@@ -237,9 +246,7 @@ class KVPoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Plan the load, now that there are blocks for it."""
-        self._half_of_scheduler().allocated(
-            request.request_id, _first_group(blocks.get_block_ids()), num_external_tokens
-        )
+        self._half_of_scheduler().allocated(request.request_id, blocks.get_block_ids(), num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> KVPoolMetadata:
         """Return the step's plan."""
@@ -248,7 +255,9 @@ class KVPoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def update_connector_output(self, connector_output: Any) -> None:
         """Hear from the workers."""
         self._half_of_scheduler().received(
-            connector_output.finished_recving or (), connector_output.invalid_block_ids or ()
+            connector_output.finished_recving or (),
+            connector_output.invalid_block_ids or (),
+            connector_output.failed_recving or (),
         )
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:  # noqa: ARG002
@@ -287,15 +296,11 @@ def _step(output: Any) -> Step:
     state = output.kv_connector_block_state
     return Step(
         scheduled=[(request_id, before + output.num_scheduled_tokens[request_id]) for request_id, before in computed],
-        blocks_of=lambda request_id: _first_group(state.get_block_ids(request_id)),
+        blocks_of=state.get_block_ids,
         preempted=output.preempted_req_ids or (),
         idle=output.total_num_scheduled_tokens == 0,
+        states=state.boundary_state_offloads,
     )
-
-
-def _first_group(block_ids: Sequence[Sequence[int]]) -> Sequence[int]:
-    """The only group that a cached engine has."""
-    return block_ids[0]
 
 
 def _packing(vllm_config: Any, kv_caches: Mapping[str, Any]) -> dict[str, str]:

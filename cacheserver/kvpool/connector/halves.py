@@ -13,22 +13,24 @@ from typing import Any, Final, TypeVar
 from msgspec.structs import replace
 
 from kvpool.client.group import Member, scheduler_over
-from kvpool.client.jobs import Finished
+from kvpool.client.jobs import Finished, Moment
 from kvpool.client.worker import WorkerAdapter
 from kvpool.config import ClientConfig
 from kvpool.connector.attach import Attachment, Session
 from kvpool.connector.chunks import ChunkKeys, EngineRequest
 from kvpool.connector.fingerprint import Unidentified, adapter_fingerprint
+from kvpool.connector.groups import Tables
 from kvpool.connector.hits import Hits
-from kvpool.connector.plan import StepPlan, WorkerFacts, decode
-from kvpool.connector.scheduler import Blocks, SchedulerSide, Step
+from kvpool.connector.memory import reach
+from kvpool.connector.plan import GroupFacts, StepPlan, WorkerFacts, decode
+from kvpool.connector.scheduler import SchedulerSide, Step
 from kvpool.connector.servers import NotPlaced, Placement, Servers, join, placements
 from kvpool.connector.statistics import Sampler
 from kvpool.connector.translate import EngineFacts, namespace_of
 from kvpool.connector.worker import Transfers, WorkerSide
 from kvpool.model.identity import ClientKind
-from kvpool.transfer.host import HostBlocks, describe_tensors
-from kvpool.transfer.planes import LayoutError, layout_of
+from kvpool.transfer.planes import Layout, LayoutError, PagedTensor, layout_of
+from kvpool.transfer.tensors import describe_tensors
 
 __all__ = ["SchedulerHalf", "WorkerHalf", "describe_worker"]
 
@@ -127,6 +129,10 @@ class WorkerHalf(_Half):
         """Return blocks without valid data, once."""
         return self._side.bad_blocks()
 
+    def failed_requests(self) -> set[str]:
+        """Return requests whose loads failed, once, where no blocks are named."""
+        return self._side.failed_requests()
+
     def close(self) -> None:
         """End all transfers, then the link."""
         if self._transfers is not None:
@@ -135,27 +141,37 @@ class WorkerHalf(_Half):
             self.attachment.close(CLOSE_S)
 
     def _register(self, engine: EngineFacts, tensors: Mapping[str, Any], packing: Mapping[str, str]) -> WorkerFacts:
-        ordered = {name: tensors[name] for name in engine.layers} | dict(tensors)
+        ordered = {name: tensors[name] for group in engine.groups for name in group.layers} | dict(tensors)
         try:
             described, storages = describe_tensors(ordered, dict(packing))
-            layout = layout_of(described, engine.blocks, engine.block_tokens)
+            layouts = layouts_of(engine, described)
+            moved = reach(layouts, storages, self._config)
         except LayoutError as e:
             return WorkerFacts(refusal=str(e))
-        facts = describe_worker(engine, layout.specs(), self._node, self._config.server)
-        self.attachment = attachment = Attachment(self._config, ClientKind.WORKER)
-        self._transfers = WorkerAdapter(attachment.link, HostBlocks(layout, storages), self._config)
-        self._side = self._make_side(self._transfers, facts)
+        facts = describe_worker(engine, layouts, self._node, self._config.server)
+        self.attachment = attachment = Attachment(self._config, ClientKind.WORKER, moved.ring)
+        rings = moved.ring.keeper if moved.ring is not None else None
+        self._transfers = WorkerAdapter(attachment.link, moved.blocks, self._config, rings=rings)
+        self._side = self._make_side(self._transfers, facts, moment=moved.moment)
         attachment.begin(facts, (facts.shard,))
         return facts
 
-    def _make_side(self, transfers: Transfers, facts: WorkerFacts, *, off: bool = False) -> WorkerSide:
+    def _make_side(
+        self,
+        transfers: Transfers,
+        facts: WorkerFacts,
+        *,
+        off: bool = False,
+        moment: Callable[[], Moment | None] = lambda: None,
+    ) -> WorkerSide:
         side = WorkerSide(
             transfers,
             place=(facts.stage, facts.shard),
             writer=facts.writer,
             role=self._config.role,
-            block_tokens=facts.block_tokens,
+            groups=facts.groups,
             timeout_s=self._config.transfer_s,
+            moment=moment,
         )
         side.off = off
         return side
@@ -197,15 +213,17 @@ class SchedulerHalf(_Half):
             return 0, False
         return self._guarded(lambda: side.matched(request, local_tokens, self._session(), now_s), lambda: (0, False))
 
-    def allocated(self, request_id: str, blocks: Blocks, external_tokens: int) -> None:
+    def allocated(self, request_id: str, tables: Tables, external_tokens: int) -> None:
         """See ``SchedulerSide.allocated``."""
         if (side := self._side) is not None:
-            self._guarded(lambda: side.allocated(request_id, blocks, external_tokens), lambda: None)
+            self._guarded(lambda: side.allocated(request_id, tables, external_tokens), lambda: None)
 
-    def received(self, request_ids: Iterable[str], bad_blocks: Iterable[int]) -> None:
+    def received(
+        self, request_ids: Iterable[str], bad_blocks: Iterable[int], failed_requests: Iterable[str] = ()
+    ) -> None:
         """See ``SchedulerSide.received``."""
         if (side := self._side) is not None:
-            self._guarded(lambda: side.received(request_ids, bad_blocks), lambda: None)
+            self._guarded(lambda: side.received(request_ids, bad_blocks, failed_requests), lambda: None)
 
     def plan(self, step: Step) -> StepPlan:
         """See ``SchedulerSide.plan``."""
@@ -236,6 +254,7 @@ class SchedulerHalf(_Half):
             log.warning("kvpool: the engine runs uncached: %s", self.refusal)
             return
         facts = workers[0]
+        groups = {group.number: group for worker in workers for group in worker.groups}
         assert facts.namespace is not None
         links = {p.label: Attachment(replace(self._config, server=p.server), ClientKind.SCHEDULER) for p in placed}
         self.attachment = join(links)
@@ -249,12 +268,15 @@ class SchedulerHalf(_Half):
                 hash_tokens=facts.hash_tokens,
                 identify_adapter=self._identify,
             ),
+            whole=facts.by_block,
         )
         self._side = SchedulerSide(
             hits,
             role=self._config.role,
-            block_tokens=facts.block_tokens,
+            groups=[group for _, group in sorted(groups.items())],
             store_generated=self._config.store_generated,
+            store_min_tokens=self._config.store_min_tokens,
+            load_min_tokens=self._config.load_min_tokens,
         )
         for place in placed:
             links[place.label].begin(place.facts, place.shards)
@@ -305,16 +327,45 @@ class _Nothing:
         """Nothing is read."""
         return True
 
+    def settle_stores(self, jobs: object, patience_s: float, timeout_s: float) -> bool:  # noqa: ARG002 - as above
+        """Nothing is read."""
+        return True
+
     def close(self, timeout_s: float) -> None:
         """Nothing runs."""
 
 
-def describe_worker(engine: EngineFacts, planes: tuple[Any, ...], node: str, server: str) -> WorkerFacts:
+def layouts_of(engine: EngineFacts, tensors: Sequence[PagedTensor]) -> list[Layout]:
+    """Cut the engine's tensors into the layouts of its groups.
+
+    Raises:
+        LayoutError: a tensor does not fit, or is in no group's memory.
+    """
+    named = {tensor.name: tensor for tensor in tensors}
+    layouts = [layout_of([named.pop(n) for n in g.layers], engine.blocks, g.block_tokens) for g in engine.groups]
+    known = {(p.storage, p.offset, p.stride) for layout in layouts for p in layout.planes}
+    # Layers that use another one's memory are in no group.
+    for tensor in named.values():
+        for plane in layout_of([tensor], engine.blocks, 1).planes:
+            if (plane.storage, plane.offset, plane.stride) not in known:
+                raise LayoutError(f"{tensor.name} is in none of the engine's cache groups")
+    return layouts
+
+
+def describe_worker(engine: EngineFacts, layouts: Sequence[Layout], node: str, server: str) -> WorkerFacts:
     """Return what a worker tells the scheduler."""
     return WorkerFacts(
         namespace=engine.namespace,
-        planes=planes,
-        block_tokens=engine.block_tokens,
+        groups=tuple(
+            GroupFacts(
+                planes=layout.specs(),
+                block_tokens=group.block_tokens,
+                kind=group.kind,
+                window_tokens=group.window_tokens,
+                number=group.number,
+            )
+            for group, layout in zip(engine.groups, layouts, strict=True)
+        ),
         hash_tokens=engine.hash_tokens,
         stage=engine.strategy.stage,
         stages=engine.strategy.pipeline,
@@ -336,14 +387,15 @@ def _disagreement(workers: Sequence[WorkerFacts]) -> str:
     stages = {facts.stage for facts in workers}
     if stages != set(range(workers[0].stages)):
         return f"{workers[0].stages} pipeline stages are expected, and {sorted(stages)} have a worker"
-    if len({facts.block_tokens for facts in workers}) > 1:
-        return "the ranks' caches differ in the tokens of a block"
+    kinds = {(g.number, g.kind, g.window_tokens, g.block_tokens) for facts in workers for g in facts.groups}
+    if len(kinds) > len({number for number, *_ in kinds}):
+        return "the ranks' caches differ in the kinds of their groups"
     return next(filter(None, (_stage_disagreement([f for f in workers if f.stage == s]) for s in sorted(stages))), "")
 
 
 def _stage_disagreement(workers: Sequence[WorkerFacts]) -> str:
     first = workers[0]
-    if any((f.namespace, f.planes) != (first.namespace, first.planes) for f in workers):
+    if any((f.namespace, f.groups) != (first.namespace, first.groups) for f in workers):
         return "the ranks' caches differ in layout or model"
     assert first.namespace is not None
     if {f.shard for f in workers} != set(range(first.namespace.shard_count)):

@@ -86,7 +86,13 @@ class Hits:
     """Finds out how much of a request the server holds. One thread calls it; no call waits."""
 
     def __init__(
-        self, lookups: Lookups, *, loads: bool, shards: tuple[int, ...], keys: Callable[[int], ChunkKeys]
+        self,
+        lookups: Lookups,
+        *,
+        loads: bool,
+        shards: tuple[int, ...],
+        keys: Callable[[int], ChunkKeys],
+        whole: bool = True,
     ) -> None:
         """Make it.
 
@@ -95,11 +101,14 @@ class Hits:
             loads: False if this engine may not load.
             shards: all shards of a chunk.
             keys: makes digests for chunks of the given number of tokens.
+            whole: a hit may be all of a prompt. Not where its last token, which the engine then computes again, is in a
+                recurrent state already, or needs more of a window than a hit brings.
         """
         self._lookups = lookups
         self._loads = loads
         self._shards = shards
         self._make_keys = keys
+        self._left_tokens = 0 if whole else 1
         self._keys: ChunkKeys | None = None
         self._unused: set[str] = set()
         """Requests with a lookup that has not been used or released."""
@@ -169,16 +178,17 @@ class Hits:
             self._loads
             and not tracked.failed
             and not request.skip_reading_prefix_cache
-            and request.num_tokens >= session.chunk_tokens
+            and request.num_tokens - self._left_tokens >= session.chunk_tokens
             and self.cacheable(tracked, session)
         )
 
     def _ask(self, tracked: Tracked, session: Session, now_s: float) -> None:
         request_id = tracked.request.request_id
-        self.extend(tracked, tracked.request.num_tokens)
+        end = tracked.request.num_tokens - self._left_tokens
+        self.extend(tracked, end)
         if tracked.epoch:
             self._lookups.release(request_id)
-        self._lookups.lookup(request_id, tracked.digests, self._shards)
+        self._lookups.lookup(request_id, tracked.digests[: end // tracked.chunk_tokens * DIGEST_BYTES], self._shards)
         tracked.asked_s, tracked.answer, tracked.epoch = now_s, None, session.epoch
         self._unused.add(request_id)
 

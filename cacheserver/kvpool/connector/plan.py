@@ -5,18 +5,30 @@ Before the first request every worker tells the scheduler what it caches (``Work
 handshake). In every step the scheduler tells all workers what to do (``StepPlan``, in the step's connector metadata).
 """
 
+import math
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kvpool.model.identity import Namespace
+from kvpool.model.identity import GroupKind, Namespace
 from kvpool.model.layout import PlaneSpec
 
-__all__ = ["PlannedLoad", "PlannedStore", "StepPlan", "WorkerFacts", "block_array", "decode", "encode"]
+__all__ = ["GroupFacts", "PlannedLoad", "PlannedStore", "StepPlan", "WorkerFacts", "block_array", "decode", "encode"]
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+
+class GroupFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """One cache group of a worker."""
+
+    planes: tuple[PlaneSpec, ...]
+    block_tokens: int
+    kind: GroupKind = GroupKind.FULL
+    window_tokens: int = 0
+    number: int = 0
+    """The engine's number of the group; a pipeline stage may have some of them only."""
 
 
 class WorkerFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,8 +40,7 @@ class WorkerFacts(msgspec.Struct, frozen=True, kw_only=True):
     namespace: Namespace | None = None
     """Without the layout's fingerprint, which needs the server's chunk size."""
 
-    planes: tuple[PlaneSpec, ...] = ()
-    block_tokens: int = 0
+    groups: tuple[GroupFacts, ...] = ()
     hash_tokens: int = 0
     """Tokens that one of the engine's own block hashes covers; 0 if those cannot be used."""
 
@@ -50,9 +61,19 @@ class WorkerFacts(msgspec.Struct, frozen=True, kw_only=True):
     server: str = ""
     """Address of its server. Ranks of one engine may use several servers."""
 
+    @property
+    def block_tokens(self) -> int:
+        """Tokens that every group has whole blocks for: hits and chunks are multiples of it."""
+        return math.lcm(*(group.block_tokens for group in self.groups)) if self.groups else 0
+
+    @property
+    def by_block(self) -> bool:
+        """True if a failed load can name blocks: the engine takes names only where one group holds a whole prefix."""
+        return [group.kind for group in self.groups] == [GroupKind.FULL]
+
 
 class PlannedLoad(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Chunks [first, end) of a lookup, to be written into blocks."""
+    """Chunks [first, end) of a lookup, to be written into blocks of one group."""
 
     request_id: str
     lookup_id: bytes
@@ -62,17 +83,22 @@ class PlannedLoad(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Block ids (little-endian int64), ``end - first`` chunks of them."""
 
     skip_blocks: int
+    group: int = 0
+    """The engine's number of it."""
 
 
 class PlannedStore(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Chunks from *first* on, to be kept once this step has run."""
+    """Chunks from *first* on of one group, to be kept once this step has run."""
 
     request_id: str
     first: int
     parent: bytes
     digests: bytes
     blocks: bytes
-    """Block ids (little-endian int64), as many chunks of them as there are digests."""
+    """Block ids (little-endian int64, NOWHERE where there is none), as many chunks of them as there are digests."""
+
+    group: int = 0
+    """The engine's number of it."""
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

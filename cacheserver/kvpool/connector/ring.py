@@ -30,14 +30,20 @@ class RingOffer:
     def __init__(self, device: EngineDevice, layouts: Sequence[Layout]) -> None:
         """Offer the ring of *device*; *layouts* are those of its groups."""
         self._device, self._layouts = device, layouts
+        self._fitted: tuple[int, ...] = ()
+        self._joined: JoinedEngineRing | None = None
 
     def fit(self, blocks_per_chunk: Sequence[int]) -> None:
-        """Learn how many blocks a chunk of each group has; while nothing is joined.
+        """Learn how many blocks a chunk of each group has; waits for the moves of a former session.
 
         Raises:
             LayoutError: chunks cannot go through the ring.
         """
-        self._device.fit(blocks_per_chunk)
+        if tuple(blocks_per_chunk) != self._fitted:
+            if self._joined is not None:
+                self._joined.close()
+            self._device.fit(blocks_per_chunk)
+            self._fitted = tuple(blocks_per_chunk)
 
     def facts(self) -> RingFacts:
         """See RingPort."""
@@ -57,7 +63,8 @@ class RingOffer:
             ring = EngineRing(self._device, address, secret, ends_s, retired)
         except RingRetiredError as e:
             raise ServerUnavailable(str(e)) from e
-        return JoinedEngineRing(ring, self._layouts)
+        self._joined = JoinedEngineRing(ring, self._layouts)
+        return self._joined
 
 
 class JoinedEngineRing:

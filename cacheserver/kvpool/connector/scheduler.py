@@ -12,21 +12,25 @@ said that no store reads them. Blocks taken away by preemption are named in the 
 them, and workers end all gathers of them before it begins.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 
 import numpy as np
 
 from kvpool.connector.attach import Session
 from kvpool.connector.chunks import EngineRequest
+from kvpool.connector.groups import Part, Tables, load_part, store_parts
 from kvpool.connector.hits import Hits, Tracked
-from kvpool.connector.plan import PlannedLoad, PlannedStore, StepPlan
+from kvpool.connector.plan import GroupFacts, PlannedLoad, PlannedStore, StepPlan
 from kvpool.model.identity import Role
 from kvpool.model.keys import DIGEST_BYTES
 
-__all__ = ["Blocks", "SchedulerSide", "Step"]
+__all__ = ["SchedulerSide", "States", "Step"]
 
-Blocks = Sequence[int]
+States = Sequence[tuple[int, int, int]]
+"""Of one request: (group, block, tokens at whose end that block holds the group's state)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +40,15 @@ class Step:
     scheduled: Iterable[tuple[str, int]]
     """Request ids and how many of their tokens are computed when the step has run."""
 
-    blocks_of: Callable[[str], Blocks]
-    """Block table of a scheduled request."""
+    blocks_of: Callable[[str], Tables]
+    """Block tables of a scheduled request, one for each of the engine's groups."""
 
     preempted: Iterable[str] = ()
     idle: bool = False
     """True if no model runs in it."""
+
+    states: Mapping[str, States] = field(default_factory=dict)
+    """Recurrent states that the engine saves in this step, by request."""
 
 
 @dataclass(slots=True)
@@ -64,19 +71,32 @@ class _Pending:
 class SchedulerSide:
     """See the module."""
 
-    def __init__(self, hits: Hits, *, role: Role, block_tokens: int, store_generated: bool) -> None:
+    def __init__(
+        self,
+        hits: Hits,
+        *,
+        role: Role,
+        groups: Sequence[GroupFacts],
+        store_generated: bool,
+        store_min_tokens: int = 0,
+        load_min_tokens: int = 0,
+    ) -> None:
         """Make it.
 
         Args:
             hits: the requests' lookups.
             role: which directions the engine may use.
-            block_tokens: tokens of one of the engine's blocks.
+            groups: the engine's cache groups.
             store_generated: also store chunks with generated tokens.
+            store_min_tokens: a shorter prompt is not stored.
+            load_min_tokens: a hit that brings fewer tokens is computed instead.
         """
         self._hits = hits
         self._stores = role.stores
-        self._block_tokens = block_tokens
+        self._groups = tuple(groups)
+        self._block_tokens = math.lcm(*(group.block_tokens for group in groups))
         self._store_generated = store_generated
+        self._store_min_tokens, self._load_min_tokens = store_min_tokens, max(1, load_min_tokens)
         self._requests: dict[str, Tracked] = {}
         self._loading: set[str] = set()
         self._asking = False
@@ -105,10 +125,11 @@ class SchedulerSide:
             return None, False
         tracked.local_tokens = local_tokens
         external = answer.chunks * tracked.chunk_tokens - local_tokens
-        return (external, True) if external > 0 and not local_tokens % self._block_tokens else (0, False)
+        worth = external >= self._load_min_tokens and not local_tokens % self._block_tokens
+        return (external, True) if worth else (0, False)
 
-    def allocated(self, request_id: str, blocks: Blocks, external_tokens: int) -> None:
-        """The engine gave the request *blocks* (all of its table) to load *external_tokens* into, or to compute."""
+    def allocated(self, request_id: str, tables: Tables, external_tokens: int) -> None:
+        """The engine gave the request blocks (all of its *tables*) to load *external_tokens* into, or to compute."""
         tracked = self._requests[request_id]
         if tracked.answer is None or tracked.loading:
             return
@@ -116,22 +137,26 @@ class SchedulerSide:
         if not external_tokens:
             self._hits.release(tracked)
             return
-        load = self._load(tracked, tracked.answer.lookup_id, blocks, external_tokens)
-        self._hits.use(tracked, load.first, external_tokens)
-        self._next.loads.append(load)
+        loads = [*self._load(tracked, tracked.answer.lookup_id, tables, external_tokens)]
+        self._hits.use(tracked, tracked.local_tokens // tracked.chunk_tokens, external_tokens)
+        self._next.loads += loads
         self._counts.loads += 1
-        tracked.loading = frozenset(np.frombuffer(load.blocks, dtype="<i8")[load.skip_blocks :].tolist())
+        written = (np.frombuffer(load.blocks, dtype="<i8")[load.skip_blocks :].tolist() for load in loads)
+        tracked.loading = frozenset(chain.from_iterable(written))
         self._loading.add(request_id)
 
-    def received(self, request_ids: Iterable[str], bad_blocks: Iterable[int]) -> None:
+    def received(
+        self, request_ids: Iterable[str], bad_blocks: Iterable[int], failed_requests: Iterable[str] = ()
+    ) -> None:
         """Workers ended the loads of *request_ids*; *bad_blocks* (of any load) hold no valid data.
 
-        A rank may name bad blocks before the last rank has ended the load.
+        A rank may name bad blocks before the last rank has ended the load. Where blocks of several groups cannot be
+        told apart, *failed_requests* are named instead.
         """
-        bad = frozenset(bad_blocks)
-        for request_id in self._loading if bad else ():
+        bad, failed = frozenset(bad_blocks), frozenset(failed_requests)
+        for request_id in self._loading if bad or failed else ():
             tracked = self._requests[request_id]
-            if tracked.loading & bad and not tracked.failed:
+            if (request_id in failed or tracked.loading & bad) and not tracked.failed:
                 self._hits.failed(tracked)
                 self._counts.failed_loads += 1
         for request_id in request_ids:
@@ -146,10 +171,10 @@ class SchedulerSide:
         preempted = tuple(step.preempted)
         for request_id in preempted:
             self._preempt(request_id)
-        stores = []
+        stores: list[PlannedStore] = []
         if session is not None and self._stores:
-            planned = (self._store(request_id, tokens, step, session) for request_id, tokens in step.scheduled)
-            stores = [store for store in planned if store is not None]
+            for request_id, tokens in step.scheduled:
+                stores += self._store(request_id, tokens, step, session)
         pending, self._next = self._next, _Pending()
         asking, self._asking = self._asking, False
         return StepPlan(
@@ -191,18 +216,22 @@ class SchedulerSide:
 
     # --- helpers ---------------------------------------------------------------------------------------------------
 
-    def _load(self, tracked: Tracked, lookup_id: bytes, blocks: Blocks, external_tokens: int) -> PlannedLoad:
+    def _load(self, tracked: Tracked, lookup_id: bytes, tables: Tables, external_tokens: int) -> Iterator[PlannedLoad]:
         """Plan a load of the chunks that hold *external_tokens* after the local ones."""
-        first, skipped = divmod(tracked.local_tokens, tracked.chunk_tokens)
+        first = tracked.local_tokens // tracked.chunk_tokens
         end = (tracked.local_tokens + external_tokens) // tracked.chunk_tokens
-        return PlannedLoad(
-            request_id=tracked.request.request_id,
-            lookup_id=lookup_id,
-            first=first,
-            end=end,
-            blocks=self._chunk_blocks(blocks, first, end, tracked.chunk_tokens),
-            skip_blocks=skipped // self._block_tokens,
-        )
+        for group in self._groups:
+            part = load_part(group, tables[group.number], (first, end), tracked.chunk_tokens, tracked.local_tokens)
+            if part is not None:
+                yield PlannedLoad(
+                    request_id=tracked.request.request_id,
+                    lookup_id=lookup_id,
+                    first=part.first,
+                    end=part.end,
+                    blocks=part.blocks,
+                    skip_blocks=part.skip_blocks,
+                    group=group.number,
+                )
 
     def _preempt(self, request_id: str) -> None:
         """Its blocks are gone and with them the stores that were reading them."""
@@ -210,35 +239,38 @@ class SchedulerSide:
             tracked.kept = 0
             self._hits.release(tracked)
 
-    def _store(self, request_id: str, computed_tokens: int, step: Step, session: Session) -> PlannedStore | None:
+    def _store(self, request_id: str, computed_tokens: int, step: Step, session: Session) -> Iterator[PlannedStore]:
         """Plan a store of the full chunks that this step completes and that nobody is known to keep."""
         tracked = self._requests.get(request_id)
         if tracked is None:
-            return None
+            return
         request = tracked.request
         limit = request.num_tokens if self._store_generated else request.num_prompt_tokens
         end = min(computed_tokens, limit) // session.chunk_tokens
-        if end <= tracked.kept or not self._hits.cacheable(tracked, session):
-            return None
+        if end <= tracked.kept or request.num_prompt_tokens < self._store_min_tokens:
+            return
+        if not self._hits.cacheable(tracked, session):
+            return
         end = min(end, self._hits.extend(tracked, end * session.chunk_tokens))
         first = tracked.kept
         if end <= first:
-            return None
+            return
         tracked.kept, tracked.written = end, True
         self._counts.stores += 1
-        digests = tracked.digests
-        return PlannedStore(
-            request_id=request_id,
-            first=first,
-            parent=digests[(first - 1) * DIGEST_BYTES : first * DIGEST_BYTES] if first else b"",
-            digests=digests[first * DIGEST_BYTES : end * DIGEST_BYTES],
-            blocks=self._chunk_blocks(step.blocks_of(request_id), first, end, session.chunk_tokens),
-        )
+        tables, states = step.blocks_of(request_id), step.states.get(request_id, ())
+        for group in self._groups:
+            saved = {tokens: block for number, block, tokens in states if number == group.number}
+            for part in store_parts(group, tables[group.number], (first, end), session.chunk_tokens, saved):
+                yield _planned_store(tracked, group, part)
 
-    def _chunk_blocks(self, blocks: Blocks, first: int, end: int, chunk_tokens: int) -> bytes:
-        """Return the blocks of chunks [first, end) as bytes."""
-        per_chunk = chunk_tokens // self._block_tokens
-        part = np.array(blocks[first * per_chunk : end * per_chunk], dtype="<i8")
-        if part.size != (end - first) * per_chunk or not part.all():
-            raise ValueError(f"chunks {first} to {end} are not all in blocks of the request: {part.tolist()}")
-        return part.tobytes()
+
+def _planned_store(tracked: Tracked, group: GroupFacts, part: Part) -> PlannedStore:
+    first, end = part.first * DIGEST_BYTES, part.end * DIGEST_BYTES
+    return PlannedStore(
+        request_id=tracked.request.request_id,
+        first=part.first,
+        parent=tracked.digests[first - DIGEST_BYTES : first] if first else b"",
+        digests=tracked.digests[first:end],
+        blocks=part.blocks,
+        group=group.number,
+    )

@@ -5,7 +5,7 @@ What is not known to be safe is refused by name: the engine then runs uncached, 
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -15,23 +15,49 @@ import msgspec
 
 from kvpool.config import ClientConfig, ConfigError, decode_client
 from kvpool.connector.fingerprint import Unidentified, model_fingerprint
-from kvpool.connector.plan import WorkerFacts
+from kvpool.connector.groups import blocks_per_chunk
+from kvpool.connector.plan import GroupFacts, WorkerFacts
 from kvpool.connector.strategy import NotParallel, ParallelStrategy
 from kvpool.model.identity import GroupKind, GroupSpec, Mode, Namespace, Role
 from kvpool.model.keys import BLAKE3_CHAIN, DIGEST_BYTES
-from kvpool.model.layout import PlaneSpec, layout_fingerprint
+from kvpool.model.layout import layout_fingerprint, layouts_fingerprint
 from kvpool.wire.messages import Register
 
-__all__ = ["EngineFacts", "NotCacheable", "client_config", "engine_facts", "namespace_of", "registration"]
+__all__ = [
+    "EngineFacts",
+    "EngineGroup",
+    "NotCacheable",
+    "client_config",
+    "engine_facts",
+    "namespace_of",
+    "registration",
+]
 
 _ROLES: Final = {"kv_both": Role.BOTH, "kv_producer": Role.PRODUCER, "kv_consumer": Role.CONSUMER}
 _WIDE_HASHES: Final = ("sha256", "sha256_cbor")
 _NO_MATTER: Final = ("_name_or_path", "transformers_version")
-_FULL: Final = ("FullAttentionSpec", "MLAAttentionSpec")
+_KINDS: Final = {
+    "FullAttentionSpec": GroupKind.FULL,
+    "MLAAttentionSpec": GroupKind.FULL,
+    "SlidingWindowSpec": GroupKind.WINDOW,
+    "MambaSpec": GroupKind.STATE,
+}
+_DRAFTS_WITHOUT_CACHE: Final = ("ngram", "ngram_gpu", "suffix")
 
 
 class NotCacheable(Exception):
     """This engine cannot use the cache; the text names the feature and, where there is one, the remedy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineGroup:
+    """One of the engine's cache groups, as far as this rank holds it."""
+
+    number: int
+    kind: GroupKind
+    window_tokens: int
+    block_tokens: int
+    layers: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +67,11 @@ class EngineFacts:
     namespace: Namespace
     """Without the layout's fingerprint."""
 
-    block_tokens: int
     hash_tokens: int
     """Tokens that one of the engine's own block hashes covers; 0 if those cannot be used."""
 
     blocks: int
-    layers: tuple[str, ...]
+    groups: tuple[EngineGroup, ...]
     strategy: ParallelStrategy
 
 
@@ -81,9 +106,9 @@ def engine_facts(vllm: Any, cache: Any, *, hash_tokens: int, fingerprints: Path 
     Raises:
         NotCacheable: the engine uses something that is not supported, or its model cannot be identified.
     """
-    group = _only_group(vllm, cache)
     _check_features(vllm)
     strategy = _strategy(vllm.parallel_config, int(cache.kv_tp_replicas))
+    groups = tuple(_groups(cache, strategy))
     algorithm = vllm.cache_config.prefix_caching_hash_algo
     hash_tokens = hash_tokens if algorithm in _WIDE_HASHES else 0
     name = vllm.model_config.model
@@ -98,10 +123,9 @@ def engine_facts(vllm: Any, cache: Any, *, hash_tokens: int, fingerprints: Path 
             shard_count=strategy.shard_count,
             parallel=strategy.text,
         ),
-        block_tokens=_block_tokens(group.kv_cache_spec, strategy),
         hash_tokens=hash_tokens,
         blocks=cache.num_blocks,
-        layers=tuple(group.layer_names),
+        groups=groups,
         strategy=strategy,
     )
 
@@ -129,25 +153,61 @@ def _block_tokens(spec: Any, strategy: ParallelStrategy) -> int:
     return int(spec.block_size) * shared
 
 
-def _only_group(vllm: Any, cache: Any) -> Any:
-    groups = cache.kv_cache_groups
-    kinds = sorted({kind for g in groups for kind in _kinds(g.kv_cache_spec)})
-    if len(groups) != 1:
-        raise NotCacheable(
-            f"the model has {len(groups)} cache groups ({', '.join(kinds)}); this version supports one group of full "
-            "attention (where the engine allows it, --disable-hybrid-kv-cache-manager makes one of them)"
-        )
-    if unknown := [kind for kind in kinds if kind not in _FULL]:
-        raise NotCacheable(f"cache groups of kind {', '.join(unknown)} are not supported, only {' and '.join(_FULL)}")
+def _groups(cache: Any, strategy: ParallelStrategy) -> Iterator[EngineGroup]:
+    """Yield the groups that this rank holds layers of."""
+    if not cache.kv_cache_groups:
+        raise NotCacheable("the model has no cache groups")
+    for number, group in enumerate(cache.kv_cache_groups):
+        kind, window_tokens = _kind(group)
+        if group.layer_names:
+            yield EngineGroup(
+                number=number,
+                kind=kind,
+                window_tokens=window_tokens,
+                block_tokens=_block_tokens(group.kv_cache_spec, strategy),
+                layers=tuple(group.layer_names),
+            )
+
+
+def _kind(group: Any) -> tuple[GroupKind, int]:
+    """Return what a group is, and its window in tokens."""
+    specs = [*_specs(group.kv_cache_spec)]
+    names = sorted({type(s).__name__ for s in specs})
+    if unknown := [name for name in names if name not in _KINDS]:
+        raise NotCacheable(f"cache groups of kind {', '.join(unknown)} are not supported, only {', '.join(_KINDS)}")
+    kinds = {_KINDS[name] for name in names}
     for what, used in (
-        ("cache groups of draft layers", groups[0].is_eagle_group),
-        ("cache groups in host memory", groups[0].host_resident),
-        ("non-causal attention", any(getattr(s, "non_causal", False) for s in _specs(groups[0].kv_cache_spec))),
-        ("models without attention", vllm.cache_config.is_attention_free),
+        (f"cache groups that mix {' and '.join(names)}", len(kinds) != 1),
+        ("cache groups of draft layers", group.is_eagle_group),
+        ("cache groups in host memory", group.host_resident),
+        ("cache groups that the engine keeps to itself", not getattr(group, "enable_kv_transfer", True)),
+        (
+            "cache groups outside the engine's prefix cache",
+            not all(getattr(s, "prefix_cacheable", True) for s in specs),
+        ),
+        ("non-causal attention", any(getattr(s, "non_causal", False) for s in specs)),
     ):
         if used:
             raise NotCacheable(f"{what} are not supported")
-    return groups[0]
+    (kind,) = kinds
+    if kind is GroupKind.STATE:
+        _check_states(specs)
+    windows = {s.sliding_window + getattr(s, "extra_retained_tokens", 0) for s in specs if kind is GroupKind.WINDOW}
+    if len(windows) > 1:
+        raise NotCacheable(f"a cache group with windows of {sorted(windows)} tokens is not supported")
+    return kind, max(windows, default=0)
+
+
+def _check_states(specs: Iterable[Any]) -> None:
+    """Recurrent states are restored from where the engine saves them: at the ends of its blocks."""
+    for spec in specs:
+        if spec.mamba_cache_mode != "align":
+            raise NotCacheable(
+                f"recurrent states in cache mode {spec.mamba_cache_mode} are not supported, only in align "
+                "(--mamba-cache-mode align, with prefix caching)"
+            )
+        if spec.num_speculative_blocks:
+            raise NotCacheable("recurrent states with speculative decoding are not supported")
 
 
 def _specs(spec: Any) -> Iterator[Any]:
@@ -155,16 +215,18 @@ def _specs(spec: Any) -> Iterator[Any]:
     yield from getattr(spec, "kv_cache_specs", {"": spec}).values()
 
 
-def _kinds(spec: Any) -> set[str]:
-    return {type(s).__name__ for s in _specs(spec)}
-
-
 def _check_features(vllm: Any) -> None:
     cache = vllm.cache_config
     if not cache.enable_prefix_caching:
         raise NotCacheable("prefix caching is switched off in the engine, which it also is where hits are not exact")
-    if vllm.speculative_config is not None:
-        raise NotCacheable("speculative decoding is not supported by this version")
+    if cache.is_attention_free:
+        raise NotCacheable("models without attention are not supported")
+    speculative = vllm.speculative_config
+    if speculative is not None and speculative.method not in _DRAFTS_WITHOUT_CACHE:
+        raise NotCacheable(
+            f"speculative decoding by {speculative.method} is not supported: its draft keeps a cache of its own that "
+            f"no identity covers; {', '.join(_DRAFTS_WITHOUT_CACHE)} are"
+        )
     if getattr(cache, "calculate_kv_scales", False):
         raise NotCacheable("scales calculated at run time are no part of any identity; give the model's own, or none")
 
@@ -198,20 +260,26 @@ def _plain(dtype: Any) -> str:
 def namespace_of(facts: WorkerFacts, chunk_tokens: int) -> Namespace:
     """Complete the namespace for one size of chunks."""
     assert facts.namespace is not None
-    return msgspec.structs.replace(facts.namespace, layout=layout_fingerprint(facts.planes, chunk_tokens))
+    if facts.by_block:
+        layout = layout_fingerprint(facts.groups[0].planes, chunk_tokens)
+    else:
+        layout = layouts_fingerprint(tuple((g.kind, g.window_tokens, g.planes) for g in facts.groups), chunk_tokens)
+    return msgspec.structs.replace(facts.namespace, layout=layout)
 
 
 def registration(facts: WorkerFacts, chunk_tokens: int, shards: tuple[int, ...], modes: tuple[Mode, ...]) -> Register:
     """Return what a worker (one shard, its modes) or a scheduler (all shards, no modes) registers."""
-    blocks = chunk_tokens // facts.block_tokens
     return Register(
         namespace=namespace_of(facts, chunk_tokens),
-        groups=(GroupSpec(kind=GroupKind.FULL, shard_bytes=_block_bytes(facts.planes) * blocks),),
+        groups=tuple(
+            GroupSpec(kind=g.kind, shard_bytes=_chunk_bytes(g, chunk_tokens), window_tokens=g.window_tokens)
+            for g in facts.groups
+        ),
         shards=shards,
         readers=facts.readers,
         modes=modes,
     )
 
 
-def _block_bytes(planes: tuple[PlaneSpec, ...]) -> int:
-    return sum(plane.block_bytes for plane in planes)
+def _chunk_bytes(group: GroupFacts, chunk_tokens: int) -> int:
+    return sum(plane.block_bytes for plane in group.planes) * blocks_per_chunk(group, chunk_tokens)

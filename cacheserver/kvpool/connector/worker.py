@@ -10,13 +10,16 @@ server or to this code; every released request is reported once no store reads i
 """
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from time import monotonic
 from typing import Final, Protocol
 
 from kvpool.client.group import lookup_id_of
-from kvpool.client.jobs import Finished, LoadJob, StoreJob
-from kvpool.connector.plan import PlannedLoad, StepPlan, block_array
-from kvpool.model.identity import Role
+from kvpool.client.jobs import Finished, LoadJob, Moment, StoreJob
+from kvpool.connector.groups import blocks_per_chunk
+from kvpool.connector.patience import Patience
+from kvpool.connector.plan import GroupFacts, PlannedLoad, StepPlan, block_array
+from kvpool.model.identity import GroupKind, Role
 from kvpool.model.keys import DIGEST_BYTES
 
 __all__ = ["Transfers", "WorkerSide"]
@@ -43,6 +46,9 @@ class Transfers(Protocol):
     def cancel_stores(self, request_ids: Iterable[str], timeout_s: float) -> bool:
         """End stores; True once nothing reads their blocks any more."""
 
+    def settle_stores(self, jobs: Sequence[StoreJob], patience_s: float, timeout_s: float) -> bool:
+        """Give gathers some time, then end them; True once none of them reads its blocks any more."""
+
     def close(self, timeout_s: float) -> None:
         """End everything."""
 
@@ -57,8 +63,9 @@ class WorkerSide:
         place: tuple[int, int],
         writer: bool,
         role: Role,
-        block_tokens: int,
+        groups: Sequence[GroupFacts],
         timeout_s: float,
+        moment: Callable[[], Moment | None] = lambda: None,
     ) -> None:
         """Make it.
 
@@ -67,20 +74,27 @@ class WorkerSide:
             place: this rank's pipeline stage, and its part of the stage's chunks.
             writer: False if another rank stores the same part.
             role: which directions the engine may use.
-            block_tokens: tokens of one of the engine's blocks.
+            groups: this rank's cache groups, in the order of its registration.
             timeout_s: how long a gather that reads a preempted block is waited for.
+            moment: returns where the engine's device is now; None where the host itself computes.
         """
+        self._moment = moment
         self._transfers = transfers
         self._stage, self._shard = place
         self._stores = writer and role.stores
-        self._block_tokens = block_tokens
+        self._groups = {group.number: (place, group) for place, group in enumerate(groups)}
+        self._by_block = [group.kind for group in groups] in ([], [GroupKind.FULL])
         self._timeout_s = timeout_s
         self._ready: list[StoreJob] = []
+        self._fleeting: list[StoreJob] = []
+        """Stores out of groups whose blocks the engine takes back while the request runs."""
+        self._patience = Patience()
         self._storing: set[str] = set()
         self._loading: dict[str, frozenset[int]] = {}
         self._loaded: set[str] = set()
         self._releasing: set[str] = set()
         self._bad: set[int] = set()
+        self._failed: set[str] = set()
         self._bad_blocks = self._failed_loads = 0
         self._pause = threading.Event()
         self.off = False
@@ -96,14 +110,19 @@ class WorkerSide:
         if ended and not self._transfers.cancel_stores(ended, self._timeout_s):
             raise TimeoutError(f"stores of {len(ended)} preempted requests still read their blocks")
         self._storing.difference_update(ended)
+        if self._fleeting and not (plan.idle and not plan.loads):
+            self._settle()
 
     def begin(self, plan: StepPlan) -> None:
         """Ask where the step's stores go; their gathers wait for ``saved``."""
         self._releasing.update(plan.released)
         for planned in plan.stores if self._stores and not self.off else ():
+            place, group = self._groups.get(planned.group, (0, None))
+            if group is None:
+                continue
             job = StoreJob(
                 request_id=planned.request_id,
-                group=0,
+                group=place,
                 shard=self._shard,
                 first=planned.first,
                 parent=planned.parent,
@@ -111,18 +130,25 @@ class WorkerSide:
                 block_ids=block_array(planned.blocks, len(planned.digests) // DIGEST_BYTES),
             )
             self._ready.append(job)
+            if group.kind is not GroupKind.FULL:
+                self._fleeting.append(job)
             self._storing.add(planned.request_id)
             self._transfers.store(job)
 
     def load(self, plan: StepPlan) -> None:
         """Start the step's loads."""
-        for planned in plan.loads:
-            self._loading[planned.request_id] = _written(planned)
-        for planned in plan.loads:
-            if self.off or not plan.chunk_tokens:
-                self._end_load(planned.request_id, self._loading[planned.request_id])
-            else:
-                self._transfers.load(self._job(planned, plan.chunk_tokens))
+        self._begin_loads(plan)
+        if self.off or not plan.chunk_tokens:
+            for request_id in {planned.request_id for planned in plan.loads}:
+                self._end_load(request_id, self._loading[request_id])
+            return
+        mine = [planned for planned in plan.loads if planned.group in self._groups]
+        moment = self._moment() if mine else None
+        for job in [self._job(planned, plan.chunk_tokens, moment) for planned in mine]:
+            self._transfers.load(job)
+        # A pipeline stage may have none of a load's groups.
+        for request_id in {planned.request_id for planned in plan.loads} - {planned.request_id for planned in mine}:
+            self._end_load(request_id, frozenset())
 
     def saved(self, *, ran: bool) -> None:
         """The step's model has run and its blocks are final; if it failed (*ran* is False) they hold nothing to keep.
@@ -133,7 +159,9 @@ class WorkerSide:
         jobs, self._ready = self._ready, []
         if jobs and not ran and not self._transfers.cancel_stores({job.request_id for job in jobs}, self._timeout_s):
             raise TimeoutError("stores of a failed step could not be ended")
+        moment = self._moment() if jobs else None
         for job in jobs:
+            job.after = moment
             job.ready.set()
 
     def results(self, *, idle: bool, asking: bool = False) -> tuple[set[str], set[str]]:
@@ -148,16 +176,20 @@ class WorkerSide:
         return sent, loaded
 
     def bad_blocks(self) -> set[int]:
-        """Return the blocks that failed loads left without valid data, once."""
+        """Return the blocks that failed loads left without valid data, once; none where requests are named instead."""
         bad, self._bad = self._bad, set()
-        return bad
+        return bad if self._by_block else set()
+
+    def failed_requests(self) -> set[str]:
+        """Return the requests whose loads failed, once; none where blocks are named instead."""
+        failed, self._failed = self._failed, set()
+        return set() if self._by_block else failed
 
     def take_over(self, plan: StepPlan) -> None:
         """Note what a step of this half, now failed, would have had to report."""
         self.off = True
         self._releasing.update(plan.released)
-        for planned in plan.loads:
-            self._loading.setdefault(planned.request_id, _written(planned))
+        self._begin_loads(plan)
 
     def abandon(self) -> tuple[set[str], set[str]]:
         """Report as ``results`` does after a failure of this half: everything ends.
@@ -170,7 +202,7 @@ class WorkerSide:
         for request_id, blocks in tuple(self._loading.items()):
             self._end_load(request_id, blocks)
         sent, loaded = self._releasing, self._loaded
-        self._releasing, self._storing, self._loaded, self._ready = set(), set(), set(), []
+        self._releasing, self._storing, self._loaded, self._ready, self._fleeting = set(), set(), set(), [], []
         return sent, loaded
 
     def counters(self) -> dict[str, float]:
@@ -181,6 +213,25 @@ class WorkerSide:
             "loads_in_flight": len(self._loading),
         }
 
+    def _settle(self) -> None:
+        """The engine may have given blocks outside of windows, and old states, to others: nothing may read them now.
+
+        Such stores have the time since their step, and a small part of the engine's own besides: what the server did
+        not answer by then is not kept.
+        """
+        jobs, self._fleeting = [job for job in self._fleeting if not job.gathered.is_set()], []
+        if not jobs:
+            return
+        began_s = monotonic()
+        if not self._transfers.settle_stores(jobs, self._patience.left_s(began_s), self._timeout_s):
+            raise TimeoutError(f"{len(jobs)} stores still read blocks that the engine may have taken back")
+        self._patience.spent(monotonic() - began_s)
+
+    def _begin_loads(self, plan: StepPlan) -> None:
+        for planned in plan.loads:
+            before = self._loading.get(planned.request_id, frozenset())
+            self._loading[planned.request_id] = before | _written(planned)
+
     def _collect(self) -> None:
         for request_id, bad in self._transfers.poll().loaded.items():
             self._end_load(request_id, bad)
@@ -190,21 +241,25 @@ class WorkerSide:
             return
         self._loaded.add(request_id)
         self._bad |= bad
+        if bad:
+            self._failed.add(request_id)
         self._bad_blocks += len(bad)
         self._failed_loads += bool(bad)
 
-    def _job(self, planned: PlannedLoad, chunk_tokens: int) -> LoadJob:
+    def _job(self, planned: PlannedLoad, chunk_tokens: int, moment: Moment | None) -> LoadJob:
+        place, group = self._groups[planned.group]
         blocks = block_array(planned.blocks, planned.end - planned.first)
-        if blocks.shape[1] * self._block_tokens != chunk_tokens:
-            raise ValueError(f"{blocks.shape[1]} blocks of {self._block_tokens} tokens are no chunk of {chunk_tokens}")
+        if blocks.shape[1] != blocks_per_chunk(group, chunk_tokens) or chunk_tokens % group.block_tokens:
+            raise ValueError(f"{blocks.shape[1]} blocks of {group.block_tokens} tokens are no chunk of {chunk_tokens}")
         return LoadJob(
             request_id=planned.request_id,
             lookup_id=lookup_id_of(planned.lookup_id, self._stage),
-            group=0,
+            group=place,
             shard=self._shard,
             first=planned.first,
             end=planned.end,
             block_ids=blocks,
+            after=moment,
             skip_blocks=planned.skip_blocks,
         )
 

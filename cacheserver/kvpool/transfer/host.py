@@ -11,14 +11,15 @@ import ctypes
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvpool.transfer.planes import Layout, LayoutError, PagedTensor, Plane
+from kvpool.model.layout import NOWHERE
+from kvpool.transfer.planes import Layout, Plane
+from kvpool.transfer.tensors import Storage
 
-__all__ = ["HostBlocks", "check_blocks", "describe_tensors"]
+__all__ = ["HostBlocks", "check_blocks", "map_storages"]
 
 
 def check_blocks(block_ids: NDArray[np.int64], blocks: int) -> None:
@@ -34,45 +35,9 @@ def check_blocks(block_ids: NDArray[np.int64], blocks: int) -> None:
         raise ValueError(f"a block is named twice in {block_ids.tolist()}")
 
 
-def describe_tensors(
-    tensors: dict[str, Any], packing: dict[str, str]
-) -> tuple[list[PagedTensor], list[NDArray[np.uint8]]]:
-    """Describe the engine's tensors and map their memory.
-
-    Args:
-        tensors: layer name to a torch tensor in host memory, in the layers' canonical order.
-        packing: layer name to what decides how its kernel arranges a block's bytes.
-
-    Returns:
-        One description a layer, and each distinct storage as flat bytes. The memory stays valid as long as the engine
-        keeps its tensors.
-
-    Raises:
-        LayoutError: a tensor is not in host memory; it is named.
-    """
-    numbers: dict[int, int] = {}
-    storages: list[NDArray[np.uint8]] = []
-    described = []
-    for name, tensor in tensors.items():
-        if tensor.device.type != "cpu":
-            raise LayoutError(f"{name} is in {tensor.device.type} memory; this version moves host memory only")
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in numbers:
-            numbers[storage.data_ptr()] = len(storages)
-            storages.append(_map(storage.data_ptr(), storage.nbytes()))
-        item = tensor.element_size()
-        described.append(
-            PagedTensor(
-                name=name,
-                storage=numbers[storage.data_ptr()],
-                offset=tensor.storage_offset() * item,
-                shape=tuple(tensor.shape),
-                strides=tuple(step * item for step in tensor.stride()),
-                item_bytes=item,
-                packing=packing[name],
-            )
-        )
-    return described, storages
+def map_storages(storages: Sequence[Storage]) -> list[NDArray[np.uint8]]:
+    """Return host memory as flat bytes; valid as long as the engine keeps its tensors."""
+    return [_map(storage.address, storage.length) for storage in storages]
 
 
 def _map(address: int, size: int) -> NDArray[np.uint8]:
@@ -104,31 +69,39 @@ class _Part:
         return chunk[self.first * blocks : (self.first + self.block_bytes) * blocks].view(self.rows.dtype)
 
 
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """One cache group."""
+
+    layout: Layout
+    parts: tuple[_Part, ...]
+
+
 class HostBlocks:
-    """The blocks of one engine process in host memory; a ``BlockPort`` of the client with one group.
+    """The blocks of one engine process in host memory; a ``BlockPort`` of the client.
 
     ``gather`` and ``scatter`` may run at the same time in different threads, as long as nobody writes what is gathered.
     """
 
-    def __init__(self, layout: Layout, storages: Sequence[NDArray[np.uint8]]) -> None:
-        self._layout = layout
-        self._parts = []
-        first = 0
-        for planes in _runs(layout.planes):
-            part = _part(planes, storages[planes[0].storage], first)
-            self._parts.append(part)
-            first += part.block_bytes
+    def __init__(self, layouts: Sequence[Layout], storages: Sequence[NDArray[np.uint8]]) -> None:
+        """Serve one group for each of *layouts*, over the same storages."""
+        self._groups = tuple(_Group(layout, _parts(layout, storages)) for layout in layouts)
 
     def gather(self, group: int, block_ids: NDArray[np.int64], out: memoryview) -> None:
-        """Copy the blocks of one chunk into *out*; see ``reference.gather_blocks``.
+        """Copy the blocks of one chunk into *out*; see ``reference.gather_blocks`` (NOWHERE is its null block).
 
         Raises:
             IndexError, ValueError: the ids, the group or the size do not fit; nothing has been copied.
         """
-        chunk = self._chunk(group, block_ids, out)
-        for part in self._parts:
+        nowhere = block_ids == NOWHERE
+        parts, chunk = self._chunk(group, block_ids[~nowhere], len(block_ids), out)
+        ids = np.where(nowhere, 0, block_ids)
+        for part in parts:
             # "clip" lets NumPy write into *out* without a buffer; the ids have been checked.
-            np.take(part.rows, part.index(block_ids), out=part.window(chunk, len(block_ids)), mode="clip")
+            window = part.window(chunk, len(ids))
+            np.take(part.rows, part.index(ids), out=window, mode="clip")
+            if nowhere.any():
+                window.view(np.uint8).reshape(len(part.step), len(ids), -1)[:, nowhere] = 0
 
     def scatter(self, group: int, block_ids: NDArray[np.int64], skip_blocks: int, data: memoryview) -> None:
         """Copy one chunk into its blocks but the first *skip_blocks*; see ``reference.scatter_blocks``.
@@ -136,8 +109,8 @@ class HostBlocks:
         Raises:
             IndexError, ValueError: the ids, the group or the size do not fit; nothing has been copied.
         """
-        chunk = self._chunk(group, block_ids, data)
-        for part in self._parts:
+        parts, chunk = self._chunk(group, block_ids[skip_blocks:], len(block_ids), data)
+        for part in parts:
             index, rows = part.index(block_ids), part.window(chunk, len(block_ids))
             if skip_blocks:
                 shape = (len(part.step), len(block_ids), -1)
@@ -145,12 +118,26 @@ class HostBlocks:
                 rows = rows.reshape(shape)[:, skip_blocks:].ravel()
             part.rows[index] = rows
 
-    def _chunk(self, group: int, block_ids: NDArray[np.int64], data: memoryview) -> NDArray[np.uint8]:
-        check_blocks(block_ids, self._layout.blocks)
-        expected = self._layout.chunk_bytes(len(block_ids))
-        if group != 0 or len(data) != expected:
-            raise ValueError(f"group {group} with {len(data)} bytes; expected group 0 with {expected}")
-        return np.frombuffer(data, dtype=np.uint8)
+    def _chunk(
+        self, group: int, used: NDArray[np.int64], blocks: int, data: memoryview
+    ) -> tuple[tuple[_Part, ...], NDArray[np.uint8]]:
+        if not 0 <= group < len(self._groups):
+            raise ValueError(f"group {group} of {len(self._groups)}")
+        layout = self._groups[group].layout
+        check_blocks(used, layout.blocks)
+        expected = layout.chunk_bytes(blocks)
+        if len(data) != expected:
+            raise ValueError(f"group {group} with {len(data)} bytes instead of {expected}")
+        return self._groups[group].parts, np.frombuffer(data, dtype=np.uint8)
+
+
+def _parts(layout: Layout, storages: Sequence[NDArray[np.uint8]]) -> tuple[_Part, ...]:
+    parts: list[_Part] = []
+    first = 0
+    for planes in _runs(layout.planes):
+        parts.append(_part(planes, storages[planes[0].storage], first))
+        first += parts[-1].block_bytes
+    return tuple(parts)
 
 
 def _runs(planes: Sequence[Plane]) -> list[list[Plane]]:

@@ -155,6 +155,30 @@ def test_a_cancelled_store_reads_no_block_any_more(server, engine):
     assert engine.blocks.gathered == gathered == 1
 
 
+def test_stores_that_must_not_read_any_more_get_some_time_first(server, engine):
+    quick = engine.begin_store(KEYS, request_id="quick")
+    assert engine.worker.settle_stores([quick], 5, 5)
+    assert quick.gathered.is_set()
+    assert engine.blocks.gathered == 3
+
+    server.hold(m.PrepareStore)
+    late = engine.begin_store(digests(2, "q"), 40, request_id="late")
+    assert engine.worker.settle_stores([quick, late], 0.05, 5)
+
+    assert late.gathered.is_set()
+    until(lambda: engine.poll() and "late" in engine.stored, 5)
+    assert engine.blocks.gathered == 3, "its server did not answer in time"
+
+
+def test_a_gather_that_runs_on_is_not_settled(server, engine):
+    engine.blocks.gate.clear()
+    running = engine.begin_store(KEYS, request_id="running")
+    assert engine.blocks.entered.wait(5)
+
+    assert not engine.worker.settle_stores([running], 0.05, 0.05)
+    engine.blocks.gate.set()
+
+
 def test_cancelling_does_not_wait_for_a_stalled_server(server):
     with FakeEngine(server.address, Mode.STREAMED) as engine:
         engine.healthy()
@@ -192,7 +216,7 @@ def test_the_queues_are_bounded(server):
         assert engine.worker.counters()["loads_failed_queue"] == 2
 
 
-@pytest.mark.parametrize("ids", [[[1, 2], [2, 3]], [[-1, 0], [1, 2]], [[1, 2]], [1, 2]], ids=str)
+@pytest.mark.parametrize("ids", [[[1, 2], [2, 3]], [[-2, 0], [1, 2]], [[1, 2]], [1, 2]], ids=str)
 @pytest.mark.behaviour("D065")
 def test_tables_of_blocks_that_make_no_sense_are_refused_before_anything_moves(server, engine, ids):
     job = StoreJob(

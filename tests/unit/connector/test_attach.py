@@ -8,7 +8,7 @@ from tests.fakes.scripted_server import ScriptedServer
 
 from kvpool.config import ClientConfig
 from kvpool.connector.attach import Attachment
-from kvpool.connector.plan import WorkerFacts
+from kvpool.connector.plan import GroupFacts, WorkerFacts
 from kvpool.model.identity import ClientKind
 from kvpool.model.layout import PlaneSpec
 from kvpool.model.reasons import UncachedReason
@@ -26,7 +26,8 @@ def attach(tmp_path):
         attachment = Attachment(ClientConfig(server=server.address), ClientKind.WORKER)
         made[:] = [server, attachment]
         planes = (PlaneSpec(name="a", block_bytes=64, block_tokens=block_tokens, packing="p"),)
-        attachment.begin(WorkerFacts(namespace=NAMESPACE, planes=planes, block_tokens=block_tokens), (0,))
+        groups = (GroupFacts(planes=planes, block_tokens=block_tokens),)
+        attachment.begin(WorkerFacts(namespace=NAMESPACE, groups=groups), (0,))
         return server, attachment
 
     yield attach

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import msgspec
 import numpy as np
 import pytest
-from tests.fakes.engine_parts import BLOCK, CHUNK, FakeRequest, engine_config
+from tests.fakes.engine_parts import BLOCK, CHUNK, GROUPS, FakeRequest, engine_config
 
 from kvpool.config import ClientConfig
 from kvpool.connector.halves import SchedulerHalf, WorkerHalf
@@ -27,7 +27,7 @@ class Tensor:
 
     def __init__(self, array, device="cpu"):
         self.array = array
-        self.device = SimpleNamespace(type=device)
+        self.device = SimpleNamespace(type=device, index=0)
         self.shape = array.shape
 
     def untyped_storage(self):
@@ -87,7 +87,7 @@ def test_a_worker_tells_its_planes_in_the_groups_order(worker) -> None:
     facts = decode(encode(worker.facts), WorkerFacts)
 
     assert facts == worker.facts
-    assert [(p.name, p.block_bytes, p.packing) for p in facts.planes] == [
+    assert [(p.name, p.block_bytes, p.packing) for p in facts.groups[0].planes] == [
         ("layers.0", 2 * BLOCK * 8 * 4, "a"),
         ("layers.1", 2 * BLOCK * 8 * 4, "b"),
     ]
@@ -95,9 +95,9 @@ def test_a_worker_tells_its_planes_in_the_groups_order(worker) -> None:
 
 
 def test_memory_of_a_device_is_refused_by_name(worker) -> None:
-    worker.register(engine(), tensors("cuda"), {"layers.0": "p", "layers.1": "p"})
+    worker.register(engine(), tensors("xpu"), {"layers.0": "p", "layers.1": "p"})
 
-    assert "cuda memory" in worker.facts.refusal
+    assert "xpu memory" in worker.facts.refusal
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_memory_of_a_device_is_refused_by_name(worker) -> None:
     [
         ([], "no worker"),
         ([WorkerFacts(refusal="because")], "because"),
-        ([facts_of(0, 2), facts_of(1, 2, block_tokens=8)], "differ"),
+        ([facts_of(0, 2), facts_of(1, 2, groups=GROUPS)], "differ"),
         ([facts_of(0, 2), facts_of(1, 2, node="elsewhere")], "from this machine"),
         ([facts_of(0, 2)], "2 shards are expected"),
         ([facts_of(0, 2), facts_of(0, 2)], "2 shards are expected"),
@@ -137,8 +137,8 @@ def test_without_a_server_the_engine_starts_and_runs(scheduler, worker) -> None:
     request = FakeRequest("r", list(range(40)))
     scheduler.arrived(request, 0.0)
     assert scheduler.matched(request, 0, 0.0) == (0, False)
-    scheduler.allocated("r", [1, 2, 3], 0)
-    plan = scheduler.plan(Step([("r", 40)], lambda _: list(range(1, 11))))
+    scheduler.allocated("r", [[1, 2, 3]], 0)
+    plan = scheduler.plan(Step([("r", 40)], lambda _: [list(range(1, 11))]))
     assert plan.stores == ()
     assert not scheduler.finished("r")
 
@@ -192,7 +192,7 @@ def test_a_failing_scheduler_misses_and_tells_the_workers(scheduler, worker, cap
     scheduler._side._hits.found = broken
     with caplog.at_level(logging.ERROR, "kvpool.connector"):
         assert [scheduler.matched(request, 0, 0.0) for _ in range(3)] == [(0, False)] * 3
-        scheduler.allocated("r", [1], 0)
+        scheduler.allocated("r", [[1]], 0)
         plan = scheduler.plan(IDLE)
 
     assert (plan.off, plan.released) == (True, ("held",))

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import blake3
 import pytest
-from tests.fakes.engine_parts import BLOCK, CHUNK, FakeLookups, FakeRequest, chunk_keys
+from tests.fakes.engine_parts import BLOCK, CHUNK, GROUPS, FakeLookups, FakeRequest, chunk_keys
 
 from kvpool.connector.attach import Session
 from kvpool.connector.hits import EARLY_LOOKUPS, Hits
@@ -21,7 +21,7 @@ NOTHING = (0, False)
 class Bench:
     """A side, its lookups, and the engine's calls with fewer words."""
 
-    def __init__(self, *, role=Role.BOTH, store_generated=False, lookups=None):
+    def __init__(self, *, role=Role.BOTH, store_generated=False, lookups=None, **least):
         self.lookups = lookups or FakeLookups()
         self.session = SESSION
         self.now_s = 0.0
@@ -31,7 +31,7 @@ class Bench:
             shards=(0, 1),
             keys=lambda chunk_tokens: chunk_keys(chunk_tokens=chunk_tokens),
         )
-        self.side = SchedulerSide(hits, role=role, block_tokens=BLOCK, store_generated=store_generated)
+        self.side = SchedulerSide(hits, role=role, groups=GROUPS, store_generated=store_generated, **least)
 
     def hold(self, request, chunks):
         """Make the server hold the first chunks of a request."""
@@ -61,7 +61,7 @@ class Bench:
 
     @staticmethod
     def blocks(request):
-        return list(range(1, request.num_tokens // BLOCK + 2))
+        return [list(range(1, request.num_tokens // BLOCK + 2))]
 
 
 def prompt(tokens, request_id="r", first=0, **options):
@@ -99,6 +99,29 @@ def test_asked_again_and_again_the_answer_stays() -> None:
 
     assert [bench.matched(request) for _ in range(100)] == [(32, True)] * 100
     assert bench.lookups.calls == [("lookup", "r")]
+
+
+@pytest.mark.parametrize(("least", "local", "expected"), [(32, 0, (32, True)), (33, 0, NOTHING), (17, 16, NOTHING)])
+def test_a_hit_that_brings_too_few_tokens_is_computed(least, local, expected) -> None:
+    bench = Bench(load_min_tokens=least)
+    request = bench.arrived(prompt(40), held=2)
+
+    assert bench.matched(request, local) == expected
+    bench.side.allocated("r", bench.blocks(request), expected[0])
+    assert bool(bench.plan((request, 40)).loads) is expected[1]
+    assert (("release", "r") in bench.lookups.calls) is not expected[1], "what is not loaded is not held"
+
+
+@pytest.mark.parametrize(("least", "stored"), [(40, True), (41, False)])
+def test_a_prompt_that_is_too_short_is_not_stored_whatever_it_generates(least, stored) -> None:
+    bench = Bench(store_min_tokens=least, store_generated=True)
+    request = bench.arrived(prompt(40))
+    bench.admit(request)
+    request.output = list(range(100))
+
+    plan = bench.plan((request, request.num_tokens))
+
+    assert bool(plan.stores) is stored
 
 
 def test_a_prompt_that_is_a_hit_to_its_last_token_is_loaded_whole() -> None:
@@ -323,9 +346,9 @@ def test_blocks_that_do_not_cover_the_load_are_our_error() -> None:
     external, _ = bench.matched(request)
 
     with pytest.raises(ValueError, match="not all in blocks"):
-        bench.side.allocated("r", [1, 2, 3], external)
-    with pytest.raises(ValueError, match="not all in blocks"):
-        bench.side.allocated("r", [1, 2, 3, 4, 0, 6, 7, 8], external)
+        bench.side.allocated("r", [[1, 2, 3]], external)
+    with pytest.raises(ValueError, match="are missing"):
+        bench.side.allocated("r", [[1, 2, 3, 4, 0, 6, 7, 8]], external)
 
 
 # --- stores ----------------------------------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ class Engine:
 
     def step(self, *scheduled, blocks=(), idle=False):
         """Plan and run one step; returns the requests whose loads ended on each rank, and the bad blocks."""
-        plan = self.scheduler.plan(Step(scheduled, lambda _: blocks, idle=idle))
+        plan = self.scheduler.plan(Step(scheduled, lambda _: [blocks], idle=idle))
         loaded, bad = [], set()
         for worker in self.workers:
             worker.preempt(plan)
@@ -148,10 +148,10 @@ class Engine:
         request = FakeRequest(request_id, PROMPT)
         self.scheduler.arrived(request, 0.0)
         until(lambda: self.matched(request) is not None)
-        self.scheduler.allocated(request_id, blocks, 0)
+        self.scheduler.allocated(request_id, [blocks], 0)
         plan, *_ = self.step((request_id, len(PROMPT)), blocks=blocks)
         for worker in self.workers:
-            until(lambda worker=worker: not worker._transfers.has_stores(request_id))
+            until(lambda worker=worker: request_id not in worker._transfers._ledger._stores)
         self.scheduler.finished(request_id)
         return plan
 
@@ -165,7 +165,7 @@ class Engine:
 
     def load(self, request_id, blocks):
         """Load a hit; returns the bad blocks of all ranks."""
-        self.scheduler.allocated(request_id, blocks, CHUNKS * CHUNK)
+        self.scheduler.allocated(request_id, [blocks], CHUNKS * CHUNK)
         _, first, bad = self.step()
         ended = [set(loaded) for loaded in first]
 

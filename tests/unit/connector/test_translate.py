@@ -5,15 +5,35 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from tests.fakes.engine_parts import BLOCK, FullAttentionSpec, SlidingWindowSpec, engine_config, group
+from tests.fakes.engine_parts import (
+    BLOCK,
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+    engine_config,
+    group,
+)
 
 from kvpool.config import ConfigError
-from kvpool.connector.plan import WorkerFacts
-from kvpool.connector.translate import NotCacheable, client_config, engine_facts, namespace_of, registration
-from kvpool.model.identity import Mode, Role
+from kvpool.connector.plan import GroupFacts, WorkerFacts
+from kvpool.connector.translate import (
+    EngineGroup,
+    NotCacheable,
+    client_config,
+    engine_facts,
+    namespace_of,
+    registration,
+)
+from kvpool.model.identity import GroupKind, GroupSpec, Mode, Role
 from kvpool.model.layout import PlaneSpec
 
 PLANES = (PlaneSpec(name="layers.0", block_bytes=64, block_tokens=BLOCK, packing="p"),)
+GROUPS = (GroupFacts(planes=PLANES, block_tokens=BLOCK),)
+
+
+def states(**changes):
+    return MambaSpec(**({"block_size": 4 * BLOCK, "mamba_cache_mode": "align", "num_speculative_blocks": 0} | changes))
 
 
 def facts_of(**changes):
@@ -27,7 +47,34 @@ def test_plain_model() -> None:
     assert facts.namespace.model_fingerprint.startswith("hub:" + "a" * 40)
     assert (facts.namespace.dtype, facts.namespace.kv_dtype) == ("bfloat16", "auto")
     assert facts.namespace.hash_algorithm == "vllm-sha256/4"
-    assert (facts.block_tokens, facts.hash_tokens, facts.blocks, facts.strategy.shard) == (BLOCK, BLOCK, 64, 0)
+    assert (facts.hash_tokens, facts.blocks, facts.strategy.shard) == (BLOCK, 64, 0)
+    assert facts.groups == (
+        EngineGroup(
+            number=0, kind=GroupKind.FULL, window_tokens=0, block_tokens=BLOCK, layers=("layers.0", "layers.1")
+        ),
+    )
+
+
+def test_windows_and_states_are_groups_of_their_own() -> None:
+    groups = [
+        group(FullAttentionSpec(block_size=BLOCK), layer_names=["a"]),
+        group(SlidingWindowSpec(block_size=2 * BLOCK, sliding_window=20, extra_retained_tokens=2), layer_names=["b"]),
+        group(states(), layer_names=[]),
+        group(states(), layer_names=["d"]),
+    ]
+
+    facts = facts_of(cache__kv_cache_groups=groups)
+
+    assert [(g.number, g.kind, g.window_tokens, g.block_tokens, g.layers) for g in facts.groups] == [
+        (0, GroupKind.FULL, 0, BLOCK, ("a",)),
+        (1, GroupKind.WINDOW, 22, 2 * BLOCK, ("b",)),
+        (3, GroupKind.STATE, 0, 4 * BLOCK, ("d",)),
+    ], "a pipeline stage has those of which it has layers"
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+def test_drafts_that_keep_no_cache_change_nothing(method) -> None:
+    assert facts_of(speculative_config=SimpleNamespace(method=method)) == facts_of()
 
 
 @pytest.mark.parametrize(
@@ -36,21 +83,35 @@ def test_plain_model() -> None:
         ({"cache_config__enable_prefix_caching": False}, "prefix caching"),
         ({"parallel_config__prefill_context_parallel_size": 2}, "prefill context parallelism"),
         ({"parallel_config__distributed_executor_backend": "external_launcher"}, "external launcher"),
-        ({"speculative_config": object()}, "speculative"),
+        ({"speculative_config": SimpleNamespace(method="eagle")}, "speculative decoding by eagle"),
         ({"cache_config__calculate_kv_scales": True}, "scales"),
         ({"cache_config__is_attention_free": True}, "without attention"),
         ({"model_config__revision": None}, "cannot be identified"),
-        ({"cache__kv_cache_groups": []}, "0 cache groups"),
+        ({"cache__kv_cache_groups": []}, "no cache groups"),
+        ({"cache__kv_cache_groups": [group(ChunkedLocalAttentionSpec(block_size=4))]}, "ChunkedLocalAttentionSpec"),
         (
             {
                 "cache__kv_cache_groups": [
-                    group(FullAttentionSpec(block_size=4)),
-                    group(SlidingWindowSpec(block_size=4)),
+                    group(
+                        SimpleNamespace(
+                            block_size=4,
+                            kv_cache_specs={
+                                "a": FullAttentionSpec(block_size=4),
+                                "b": SlidingWindowSpec(block_size=4, sliding_window=8),
+                            },
+                        )
+                    )
                 ]
             },
-            "2 cache groups .FullAttentionSpec, SlidingWindowSpec.",
+            "mix FullAttentionSpec and SlidingWindowSpec",
         ),
-        ({"cache__kv_cache_groups": [group(SlidingWindowSpec(block_size=4))]}, "SlidingWindowSpec"),
+        ({"cache__kv_cache_groups": [group(states(mamba_cache_mode="all"))]}, "cache mode all"),
+        ({"cache__kv_cache_groups": [group(states(num_speculative_blocks=1))]}, "states with speculative"),
+        ({"cache__kv_cache_groups": [group(FullAttentionSpec(block_size=4), enable_kv_transfer=False)]}, "to itself"),
+        (
+            {"cache__kv_cache_groups": [group(FullAttentionSpec(block_size=4, prefix_cacheable=False))]},
+            "outside the engine's prefix cache",
+        ),
         ({"cache__kv_cache_groups": [group(FullAttentionSpec(block_size=4), is_eagle_group=True)]}, "draft"),
         ({"cache__kv_cache_groups": [group(FullAttentionSpec(block_size=4, non_causal=True))]}, "non-causal"),
         ({"cache__kv_cache_groups": [group(FullAttentionSpec(block_size=4), host_resident=True)]}, "host memory"),
@@ -67,7 +128,7 @@ def test_layers_of_several_sizes_are_one_group() -> None:
         kv_cache_specs={"a": FullAttentionSpec(block_size=BLOCK), "b": FullAttentionSpec(block_size=BLOCK)},
     )
 
-    assert facts_of(cache__kv_cache_groups=[group(mixed)]).block_tokens == BLOCK
+    assert facts_of(cache__kv_cache_groups=[group(mixed)]).groups[0].block_tokens == BLOCK
 
 
 @pytest.mark.parametrize(
@@ -145,11 +206,11 @@ def test_stages_and_context_parallel_ranks_are_told_apart() -> None:
         (1, 0, "tp1 pp2.1"),
     ]
     assert (split.namespace.parallel, split.namespace.shard_count) == ("tp2 dcp2.1", 2)
-    assert split.block_tokens == 2 * BLOCK, "a block of all ranks together"
+    assert split.groups[0].block_tokens == 2 * BLOCK, "a block of all ranks together"
 
 
 def test_registration_fits_the_servers_chunk() -> None:
-    facts = WorkerFacts(namespace=facts_of().namespace, planes=PLANES, block_tokens=BLOCK, readers=2)
+    facts = WorkerFacts(namespace=facts_of().namespace, groups=GROUPS, readers=2)
 
     register = registration(facts, 16, (1,), (Mode.STREAMED,))
 
@@ -157,13 +218,31 @@ def test_registration_fits_the_servers_chunk() -> None:
     assert (register.shards, register.readers, register.modes) == ((1,), 2, (Mode.STREAMED,))
     assert register.namespace == namespace_of(facts, 16)
     assert namespace_of(facts, 32) != namespace_of(facts, 16)
-    other = msgspec.structs.replace(facts, planes=(msgspec.structs.replace(PLANES[0], packing="amx"),))
+    packed = (msgspec.structs.replace(PLANES[0], packing="amx"),)
+    other = msgspec.structs.replace(facts, groups=(msgspec.structs.replace(GROUPS[0], planes=packed),))
     assert namespace_of(other, 16) != namespace_of(facts, 16)
+
+
+@pytest.mark.behaviour("R002", "R123", "R124")
+def test_each_group_is_registered_with_its_own_kind_and_size() -> None:
+    window = GroupFacts(planes=PLANES, block_tokens=2 * BLOCK, kind=GroupKind.WINDOW, window_tokens=20, number=1)
+    state = GroupFacts(planes=PLANES, block_tokens=4 * BLOCK, kind=GroupKind.STATE, number=2)
+    facts = WorkerFacts(namespace=facts_of().namespace, groups=(*GROUPS, window, state))
+
+    assert facts.block_tokens == 4 * BLOCK, "chunks are whole blocks of every group"
+    assert registration(facts, 32, (0,), ()).groups == (
+        GroupSpec(kind=GroupKind.FULL, shard_bytes=8 * 64),
+        GroupSpec(kind=GroupKind.WINDOW, shard_bytes=4 * 64, window_tokens=20),
+        GroupSpec(kind=GroupKind.STATE, shard_bytes=64),
+    )
+    wider = msgspec.structs.replace(window, window_tokens=24)
+    other = msgspec.structs.replace(facts, groups=(*GROUPS, wider, state))
+    assert namespace_of(other, 32) != namespace_of(facts, 32)
 
 
 @pytest.mark.behaviour("R077")
 def test_a_scheduler_registers_all_that_its_workers_do_but_the_shard() -> None:
-    facts = WorkerFacts(namespace=facts_of().namespace, planes=PLANES, block_tokens=BLOCK, readers=2)
+    facts = WorkerFacts(namespace=facts_of().namespace, groups=GROUPS, readers=2)
 
     worker = registration(facts, 16, (1,), (Mode.STREAMED,))
     scheduler = registration(facts, 16, (0, 1), ())

@@ -3,11 +3,12 @@
 
 import numpy as np
 import pytest
-from tests.fakes.engine_parts import BLOCK, CHUNK, FakeTransfers
+from msgspec.structs import replace
+from tests.fakes.engine_parts import BLOCK, CHUNK, GROUPS, FakeTransfers
 
-from kvpool.connector.plan import PlannedLoad, PlannedStore, StepPlan, decode, encode
+from kvpool.connector.plan import GroupFacts, PlannedLoad, PlannedStore, StepPlan, decode, encode
 from kvpool.connector.worker import WorkerSide
-from kvpool.model.identity import Role
+from kvpool.model.identity import GroupKind, Role
 
 ids = lambda *blocks: np.array(blocks, dtype="<i8").tobytes()  # noqa: E731
 
@@ -34,7 +35,7 @@ def plan(*work, **values):
 class Bench:
     def __init__(self, **options):
         self.transfers = FakeTransfers()
-        values = {"place": (0, 3), "writer": True, "role": Role.BOTH, "block_tokens": BLOCK, "timeout_s": 1.0}
+        values = {"place": (0, 3), "writer": True, "role": Role.BOTH, "groups": GROUPS, "timeout_s": 1.0}
         self.side = WorkerSide(self.transfers, **(values | options))
 
     def step(self, step, *, ran=True):
@@ -200,3 +201,90 @@ def test_what_a_failing_step_would_have_reported_is_not_forgotten() -> None:
 def test_blocks_that_are_no_chunk_are_our_error() -> None:
     with pytest.raises(ValueError, match="no chunk"):
         Bench().side.load(StepPlan(chunk_tokens=2 * CHUNK, loads=(load(),)))
+
+
+# --- several groups --------------------------------------------------------------------------------------------------
+
+FULL, WINDOW, STATE = (
+    GroupFacts(planes=(), block_tokens=BLOCK),
+    GroupFacts(planes=(), block_tokens=BLOCK, kind=GroupKind.WINDOW, window_tokens=8, number=1),
+    GroupFacts(planes=(), block_tokens=CHUNK, kind=GroupKind.STATE, number=3),
+)
+HYBRID = (FULL, WINDOW, STATE)
+
+
+def test_each_group_of_a_load_is_a_job_and_the_load_ends_with_the_last() -> None:
+    bench = Bench(groups=HYBRID)
+    window, state = replace(load(), group=1), replace(load(), group=3, blocks=np.array([9], dtype="<i8").tobytes())
+
+    bench.step(plan(load(), window, state))
+
+    assert [(job.group, job.block_ids.shape) for job in bench.transfers.loads] == [
+        (0, (1, 4)),
+        (1, (1, 4)),
+        (2, (1, 1)),
+    ]
+    assert bench.side.counters()["loads_in_flight"] == 1
+
+
+@pytest.mark.behaviour("D054")
+def test_a_failed_load_of_several_groups_names_its_request_and_no_block() -> None:
+    bench = Bench(groups=HYBRID)
+    bench.step(plan(load(), replace(load(), group=1)))
+    bench.transfers.end_load("r", bad={1, 2})
+
+    assert bench.step(plan(idle=True)) == (set(), {"r"}, set())
+    assert bench.side.failed_requests() == {"r"}
+    assert bench.side.failed_requests() == set()
+    assert bench.side.counters()["failed_loads"] == 1
+
+
+def test_a_failed_load_of_one_group_names_blocks_and_no_request() -> None:
+    bench = Bench()
+    bench.step(plan(load()))
+    bench.transfers.end_load("r", bad={1, 2})
+
+    assert bench.step(plan(idle=True)) == (set(), {"r"}, {1, 2})
+    assert bench.side.failed_requests() == set()
+
+
+def test_a_stage_without_a_loads_groups_reports_it_at_once() -> None:
+    bench = Bench(groups=(STATE,))
+
+    assert bench.step(plan(load(), idle=True))[1] == {"r"}
+    assert bench.transfers.loads == []
+    bench.step(plan(store()))
+    assert bench.transfers.stores == []
+
+
+def test_blocks_that_the_engine_takes_back_are_read_before_the_next_step_or_not_at_all() -> None:
+    bench = Bench(groups=HYBRID)
+    bench.step(plan(store(), replace(store(), group=1), replace(store(), group=3)))
+    assert bench.transfers.settled == []
+
+    bench.step(plan(idle=True))
+    assert bench.transfers.settled == [], "nothing is overwritten in an idle step"
+    bench.step(plan())
+    assert bench.transfers.settled == [[1, 2]], "the blocks of full attention are the request's until its end"
+    bench.step(plan())
+    assert bench.transfers.settled == [[1, 2]]
+
+
+def test_what_was_read_needs_no_waiting() -> None:
+    bench = Bench(groups=HYBRID)
+    bench.step(plan(replace(store(), group=1)))
+    for job in bench.transfers.stores:
+        job.gathered.set()
+
+    bench.step(plan())
+
+    assert bench.transfers.settled == []
+
+
+def test_a_gather_that_cannot_be_ended_turns_the_half_off() -> None:
+    bench = Bench(groups=HYBRID)
+    bench.step(plan(replace(store(), group=1)))
+    bench.transfers.cancels = False
+
+    with pytest.raises(TimeoutError, match="taken back"):
+        bench.side.preempt(plan())
