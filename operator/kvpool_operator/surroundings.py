@@ -88,10 +88,11 @@ class Surroundings:
         found = await self._cluster.list(RUNTIME_CLASSES, metadata_only=True)
         return frozenset(c["metadata"]["name"] for c in found)
 
-    async def _node_pools(self) -> tuple[str, ...]:
-        """Uids of the pools whose chunks stay on nodes, in all namespaces that this operator sees."""
-        found = [await self._cluster.list(POOLS, n) for n in self._settings.watch_namespaces or ("",)]
-        return tuple(sorted(p["metadata"]["uid"] for pools in found for p in pools if _keeps_on_node(p)))
+    async def _node_pools(self) -> tuple[str, ...] | None:
+        """Uids of all pools whose chunks stay on nodes; None if there may be some that this operator cannot see."""
+        if self._settings.watch_namespaces:
+            return None
+        return tuple(sorted(p["metadata"]["uid"] for p in await self._cluster.list(POOLS) if _keeps_on_node(p)))
 
 
 def _keeps_on_node(pool: dict[str, Any]) -> bool:

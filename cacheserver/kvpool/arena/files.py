@@ -155,6 +155,11 @@ class Folder:
         info = self._stat(name)
         return info.st_blocks * 512 if info else 0
 
+    def changed_at(self, name: str) -> float:
+        """Return when a file was last written to, seconds since 1970; 0 if there is none."""
+        info = self._stat(name)
+        return info.st_mtime if info else 0.0
+
     def writers_gone(self, name: str) -> bool:
         """Return True if no descriptor or mapping made by ``open_for_writer`` is left anywhere, or no such file."""
         try:
@@ -187,18 +192,24 @@ class Folder:
 class PoolLock:
     """The exclusive lock that one server of a pool holds on an arena's folder.
 
+    Args:
+        folder: the arena's.
+        pool_uid: whose lock.
+        quiet: leave no trace: the file says which server took it last, and when.
+
     Raises:
         ArenaError: another server has it; the text names its process.
     """
 
-    def __init__(self, folder: Folder, pool_uid: str) -> None:
+    def __init__(self, folder: Folder, pool_uid: str, *, quiet: bool = False) -> None:
         self._folder = folder
         self._name = f"kvpool.{pool_uid}.lock"
         self._fd = -1
         while self._fd < 0:
             self._fd = self._try(pool_uid)
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+        if not quiet:
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
 
     def close(self, *, remove: bool = False) -> None:
         """Let go of the lock, with *remove* unlinking its file first; idempotent."""

@@ -3,12 +3,14 @@
 
 A segment of another version or size, or half made, is removed, unless a client still holds it writable: removing its
 name would not free its memory. Such a one is set aside under version 0, counted, and removed once its writers are gone.
-Files of another pool are removed only where the list of living pools is known and does not name it, no server of that
-pool holds its lock, and no writer is left.
+Files of another pool are removed only where the list of living pools is known and does not name it, that pool took its
+lock well before the list was true, no server of it holds that lock now, and no writer is left.
 """
 
 import mmap
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 import numpy as np
@@ -19,10 +21,36 @@ from kvpool.arena.page import Page
 from kvpool.arena.segment import file_names
 from kvpool.arena.sizes import PAGE_BYTES, Sizes
 
-__all__ = ["aside_bytes", "sweep_other_pools", "sweep_own"]
+__all__ = ["MARGIN_S", "Fate", "Living", "aside_bytes", "sweep_other_pools", "sweep_own"]
+
+MARGIN_S: Final = 600.0
+"""A list of living pools may be this late: the operator keeps it for a minute, and ConfigMaps take theirs to arrive."""
 
 _ASIDE: Final = 0
 """Version in the names of segments set aside; no release ever writes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Living:
+    """Pools that exist, and when that was so."""
+
+    pools: Collection[str]
+    """Uids."""
+
+    listed_at: float
+    """Seconds since 1970: a pool whose server started later, or less than ``margin_s`` before, is none of the list's
+    business."""
+
+    margin_s: float = MARGIN_S
+
+
+class Fate(StrEnum):
+    """What becomes of the files of a pool that is not on the list."""
+
+    REMOVED = "removed"
+    SERVED = "a server of it is alive"
+    YOUNG = "it is younger than the list of living pools"
+    WRITTEN = "a client can still write to them"
 
 
 def sweep_own(folder: Folder, pool_uid: str, sizes: Sizes) -> list[int]:
@@ -52,25 +80,32 @@ def aside_bytes(folder: Folder, pool_uid: str) -> int:
     return held
 
 
-def sweep_other_pools(folder: Folder, pool_uid: str, living_pools: Collection[str] | None) -> list[str]:
-    """Remove what deleted pools left; returns their uids. Without a list of the living ones nothing is removed."""
-    if living_pools is None:
-        return []
-    found = {n.pool for n in folder.names()} - {pool_uid, *living_pools}
-    return [pool for pool in sorted(found) if _sweep_pool(folder, pool)]
+def sweep_other_pools(folder: Folder, living: Living | None, *, remove: bool = True) -> dict[str, Fate]:
+    """Remove what deleted pools left; returns the fate of every pool that is not on the list of *living* ones.
+
+    Without a list nothing is touched; without *remove* nothing is removed, but said what would be.
+    """
+    if living is None:
+        return {}
+    found = {n.pool for n in folder.names()} - set(living.pools)
+    return {pool: _sweep_pool(folder, pool, living, remove=remove) for pool in sorted(found)}
 
 
-def _sweep_pool(folder: Folder, pool: str) -> bool:
+def _sweep_pool(folder: Folder, pool: str, living: Living, *, remove: bool) -> Fate:
+    files = [n for n in folder.names() if n.pool == pool]
+    started_at = max((folder.changed_at(n.text) for n in files if n.kind != "data"), default=0.0)
+    if started_at > living.listed_at - living.margin_s:
+        return Fate.YOUNG
     try:
-        lock = PoolLock(folder, pool)
+        lock = PoolLock(folder, pool, quiet=True)
     except ArenaError:
-        return False  # a server of that pool is alive: the list is older than the pool
-    files = [n for n in folder.names() if n.pool == pool and n.kind != "lock"]
+        return Fate.SERVED
     gone = all(folder.writers_gone(n.text) for n in files if n.kind == "data")
-    for name in files if gone else []:
-        folder.remove(name.text)
-    lock.close(remove=gone)
-    return gone
+    for name in files if gone and remove else []:
+        if name.kind != "lock":
+            folder.remove(name.text)
+    lock.close(remove=gone and remove)
+    return Fate.REMOVED if gone else Fate.WRITTEN
 
 
 def _segments(names: Sequence[Name]) -> list[tuple[int, int]]:

@@ -3,12 +3,13 @@
 
 import contextlib
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from kvpool.arena.errors import ArenaError
 from kvpool.arena.files import Folder, PoolLock
 from kvpool.arena.header import scan
-from kvpool.arena.leftovers import sweep_other_pools, sweep_own
+from kvpool.arena.leftovers import Fate, Living, sweep_other_pools, sweep_own
 from kvpool.arena.preflight import Machine, check_folder, check_memory, real_machine
 from kvpool.arena.scopes import Scopes
 from kvpool.arena.segment import Segment, file_names
@@ -22,7 +23,7 @@ __all__ = ["open_arena"]
 
 
 def open_arena(
-    config: L1Config, pool_uid: str, living_pools: Collection[str] | None = None, machine: Machine | None = None
+    config: L1Config, pool_uid: str, living: Living | None = None, machine: Machine | None = None
 ) -> ShmArena:
     """Open the arena of a pool on this node. Takes no memory yet for regions that are empty, see ``ShmArena.grow``.
 
@@ -31,7 +32,7 @@ def open_arena(
     Args:
         config: size, folder and what to do with them.
         pool_uid: the pool; its files bear this name.
-        living_pools: all pools that exist; what others left is removed. Without it nothing of others is.
+        living: the pools that exist; what others left is removed. Without it nothing of others is.
         machine: what is asked about memory and mounts; this machine by default.
 
     Raises:
@@ -47,7 +48,8 @@ def open_arena(
         check_folder(path, folder.info(), machine, allow_disk=config.allow_disk)
         lock = PoolLock(folder, pool_uid)
         resources.callback(lock.close, remove=not config.persist)
-        swept = sweep_other_pools(folder, pool_uid, living_pools)
+        fates = sweep_other_pools(folder, _and_this(living, pool_uid))
+        swept = [pool for pool, fate in fates.items() if fate is Fate.REMOVED]
         adopted = sweep_own(folder, pool_uid, sizes)
         check_memory(config, sizes, _taken_bytes(folder, pool_uid, adopted), machine)
         if not config.persist:
@@ -56,6 +58,10 @@ def open_arena(
         parts = Parts(folder, pool_uid, sizes, segments, Scopes(folder, pool_uid), swept)
         recovered, sequence = _recover(segments, sizes.stride)
         return ShmArena(parts, recovered, sequence, resources.pop_all())
+
+
+def _and_this(living: Living | None, pool_uid: str) -> Living | None:
+    return living and replace(living, pools={*living.pools, pool_uid})
 
 
 def _taken_bytes(folder: Folder, pool_uid: str, adopted: Sequence[int]) -> int:

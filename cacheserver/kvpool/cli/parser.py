@@ -23,6 +23,7 @@ def build_parser() -> argparse.ArgumentParser:
     doctor = _command(commands, "doctor", "Look for what would stop kvpool from working on this machine.")
     doctor.set_defaults(module="kvpool.cli.doctor.command")
     _doctor(doctor)
+    _sweep(_command(commands, "sweep", "Remove what deleted pools left on this node; nothing that lives is touched."))
     _bench(commands.add_parser("bench", help=(text := "Measure a server."), description=text))
     return parser
 
@@ -88,6 +89,33 @@ def _doctor(parser: argparse.ArgumentParser) -> None:
         "--engine-python", metavar="FILE", help="interpreter of the engine's environment: checks vLLM in it"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+
+
+def _sweep(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--pools",
+        metavar="FILE",
+        required=True,
+        help="all pools, as `kubectl get kvp --all-namespaces --output json` prints them; - for standard input",
+    )
+    parser.add_argument("--none-exist", action="store_true", help="take an empty list for the truth")
+    parser.add_argument(
+        "--directory",
+        metavar="DIR",
+        default="/dev/shm/kvpool",  # noqa: S108 - the folder's place, not a file
+        help="folder of L1 (default: /dev/shm/kvpool)",
+    )
+    parser.add_argument(
+        "--sockets", metavar="DIR", default="/run/kvpool", help="folder of all pools' sockets (default: /run/kvpool)"
+    )
+    parser.add_argument(
+        "--older-than",
+        metavar="SECONDS",
+        type=float,
+        default=600.0,
+        help="leave alone what was used later than that before now (default: 600)",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="remove nothing, say what would be")
 
 
 def _bench(parser: argparse.ArgumentParser) -> None:

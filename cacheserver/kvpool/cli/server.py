@@ -2,12 +2,13 @@
 """`kvpool server`: read the configuration, then hand over to the server."""
 
 import argparse
+import contextlib
 import importlib
 
 from kvpool.cli.errors import Failure
 from kvpool.cli.lean import hidden
 from kvpool.cli.machine import SERVER_PACKAGES, package_versions
-from kvpool.cli.settings import server_config
+from kvpool.cli.settings import server_config, server_decoder
 
 __all__ = ["run"]
 
@@ -27,5 +28,8 @@ def run(args: argparse.Namespace) -> int:
         )
     with hidden("rich"):
         server = importlib.import_module("kvpool.server.compose")
-    code: int = server.run_server(config)
+        source = importlib.import_module("kvpool.server.source")
+    with contextlib.ExitStack() as resources:
+        file = resources.enter_context(source.ConfigFile(args.config, server_decoder(args))) if args.config else None
+        code: int = server.run_server(config, source=file)
     return code

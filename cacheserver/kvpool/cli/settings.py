@@ -3,7 +3,7 @@
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +21,7 @@ from kvpool.config import (
     parse_bytes,
 )
 
-__all__ = ["client_config", "server_config", "size"]
+__all__ = ["client_config", "server_config", "server_decoder", "size"]
 
 CONNECTION_OPTIONS: Final = ("server", "server_key", "secret_file", "token_file")
 
@@ -32,12 +32,29 @@ def server_config(args: argparse.Namespace, environ: Mapping[str, str] = os.envi
     Raises:
         UsageError: a value is wrong or the file cannot be read; the text names the field and the remedy.
     """
-    settings = _settings(args.set)
-    data = _read(args.config) if args.config else b"{}"
     try:
-        return decode_server(data, {**environ, **settings})
+        return server_decoder(args, environ)(_read(args.config) if args.config else b"{}")
     except ConfigError as e:
-        raise UsageError(_in_words_of_the_user(str(e), settings, args.config)) from e
+        raise UsageError(str(e)) from e
+
+
+def server_decoder(
+    args: argparse.Namespace, environ: Mapping[str, str] = os.environ
+) -> Callable[[bytes], ServerConfig]:
+    """Return what turns the content of --config into a configuration, under the environment and --set.
+
+    Raises:
+        UsageError: a setting is wrong. What is returned raises ConfigError in the user's words.
+    """
+    settings = _settings(args.set)
+
+    def decode(content: bytes) -> ServerConfig:
+        try:
+            return decode_server(content, {**environ, **settings})
+        except ConfigError as e:
+            raise ConfigError(_in_words_of_the_user(str(e), settings, args.config)) from e
+
+    return decode
 
 
 def client_config(args: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> ClientConfig:

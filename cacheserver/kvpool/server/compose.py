@@ -18,6 +18,7 @@ import structlog
 
 from kvpool._version import __version__
 from kvpool.arena.errors import ArenaError
+from kvpool.arena.leftovers import Living
 from kvpool.arena.opening import open_arena
 from kvpool.config import ServerConfig
 from kvpool.engine.engine import Engine
@@ -49,6 +50,7 @@ from kvpool.server.sessions import Rim, SessionVerbs
 from kvpool.server.slices import ask_for_short_slices
 from kvpool.server.snapshot import ServerSnapshot
 from kvpool.server.sockets import Frontend
+from kvpool.server.source import ConfigFile
 from kvpool.transfer.mover.inventory import visible_gpus
 from kvpool.transfer.mover.supervision import MOVER_COMMAND, MoverLimits
 from kvpool.wire.descriptors import SUFFIX
@@ -300,8 +302,15 @@ class Server:
             client.watched = False
 
 
-def run_server(config: ServerConfig, mover_command: Sequence[str] = MOVER_COMMAND) -> int:
+def run_server(
+    config: ServerConfig, mover_command: Sequence[str] = MOVER_COMMAND, source: ConfigFile | None = None
+) -> int:
     """Serve until SIGTERM or SIGINT; a second signal ends the process at once.
+
+    Args:
+        config: what it should be.
+        mover_command: the movers' program.
+        source: the file that *config* is from; what may change while the server runs is taken from it.
 
     Returns:
         0 after a drain, 1 if the server cannot start (one line of the log says why).
@@ -314,7 +323,7 @@ def run_server(config: ServerConfig, mover_command: Sequence[str] = MOVER_COMMAN
     ask_for_short_slices()
     try:
         with ExitStack() as resources:
-            arena = resources.enter_context(open_arena(config.l1, config.pool_uid, config.living_pools))
+            arena = resources.enter_context(open_arena(config.l1, config.pool_uid, _living(config, source)))
             engine = Engine(config, arena)
             recovery = engine.recover(clocks.monotonic())
             server = resources.enter_context(Server(config, arena, engine, recovery.chunks, clocks, mover_command))
@@ -329,6 +338,13 @@ def run_server(config: ServerConfig, mover_command: Sequence[str] = MOVER_COMMAN
         return 1
     log.info("server.stopped")
     return 0
+
+
+def _living(config: ServerConfig, source: ConfigFile | None) -> Living | None:
+    """The list of living pools was true when its file was written; without a file nobody knows when."""
+    if config.living_pools is None or source is None:
+        return None
+    return Living(config.living_pools, source.written_at)
 
 
 def _announce(server: Server, config: ServerConfig, recovered_chunks: int) -> None:

@@ -25,5 +25,6 @@ class Facts:
     """Runtime classes that exist."""
     monitoring_kinds: frozenset[str] = frozenset()
     """Kinds of Prometheus' operator that exist: PodMonitor, PrometheusRule."""
-    node_pools: tuple[str, ...] = ()
-    """Uids of all pools that keep L1 on the node, sorted; what belongs to others is swept there."""
+    node_pools: tuple[str, ...] | None = None
+    """Uids of all pools that keep L1 on the node, sorted; what belongs to others is swept there. None if the operator
+    does not see all namespaces: then nothing is."""

@@ -1,12 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
+import contextlib
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tests.fakes.arenas_on_disk import MIB, machine, slots_of, small_arena, small_config, store
 
 from kvpool.arena.errors import ArenaError
+from kvpool.arena.files import Folder
+from kvpool.arena.leftovers import MARGIN_S, Fate, Living, sweep_other_pools
 from kvpool.arena.opening import open_arena
+
+NOW = 1.9e9
+LATER = 4e9
+"""Seconds since 1970: a list that is younger than everything that a test makes."""
+GONE = Living((), LATER)
+"""No pool exists."""
 
 
 def left_by(path: Path, pool: str = "pool", **changes: object) -> None:
@@ -125,7 +137,7 @@ def test_foreign_files_are_never_touched(tmp_path: Path) -> None:
     left_by(tmp_path)
     (tmp_path / "arena" / "mine.txt").write_text("mine")
 
-    open_arena(small_config(tmp_path), "pool", living_pools=()).close()
+    open_arena(small_config(tmp_path), "pool", living=Living((), LATER)).close()
     assert (tmp_path / "arena" / "mine.txt").read_text() == "mine"
 
 
@@ -133,9 +145,9 @@ def test_deleted_pools_are_swept_only_when_the_living_are_known(tmp_path: Path) 
     for pool in ("living", "deleted"):
         left_by(tmp_path, pool)
 
-    open_arena(small_config(tmp_path), "pool", living_pools=None).close()
+    open_arena(small_config(tmp_path), "pool", living=None).close()
     assert files(tmp_path, "deleted")
-    with open_arena(small_config(tmp_path), "pool", living_pools=("living", "pool")) as arena:
+    with open_arena(small_config(tmp_path), "pool", living=Living(("living",), LATER)) as arena:
         assert arena.swept_pools == ["deleted"]
     assert files(tmp_path, "living")
     assert not list((tmp_path / "arena").glob("*deleted*"))
@@ -145,12 +157,70 @@ def test_a_pool_whose_server_lives_or_whose_client_writes_is_not_swept(tmp_path:
     left_by(tmp_path, "written")
     with small_arena(tmp_path, "written") as arena:
         fd = arena.descriptor(0, writable=True)
-    with small_arena(tmp_path, "served"), open_arena(small_config(tmp_path), "pool", living_pools=()) as arena:
+    with small_arena(tmp_path, "served"), open_arena(small_config(tmp_path), "pool", living=GONE) as arena:
         assert arena.swept_pools == []
     assert files(tmp_path, "written")
     os.close(fd)
-    with open_arena(small_config(tmp_path), "pool", living_pools=()) as arena:
+    with open_arena(small_config(tmp_path), "pool", living=GONE) as arena:
         assert arena.swept_pools == ["served", "written"]
+
+
+@pytest.mark.parametrize(("after_s", "swept"), [(0.0, False), (MARGIN_S - 60, False), (MARGIN_S + 60, True)])
+def test_a_list_knows_nothing_of_pools_that_started_after_it_or_shortly_before(
+    tmp_path: Path, after_s: float, swept: bool
+) -> None:
+    left_by(tmp_path, "unlisted")
+    started_at = (tmp_path / "arena" / "kvpool.unlisted.lock").stat().st_mtime
+
+    with open_arena(small_config(tmp_path), "pool", living=Living((), started_at + after_s)) as arena:
+        assert arena.swept_pools == ["unlisted"] * swept
+    assert bool(files(tmp_path, "unlisted")) is not swept
+
+
+def test_looking_leaves_no_trace(tmp_path: Path) -> None:
+    left_by(tmp_path, "deleted")
+    lock = tmp_path / "arena" / "kvpool.deleted.lock"
+    before = lock.stat().st_mtime_ns, lock.read_text(), files(tmp_path, "deleted")
+
+    with Folder(tmp_path / "arena") as folder:
+        assert sweep_other_pools(folder, GONE, remove=False) == {"deleted": Fate.REMOVED}
+        assert sweep_other_pools(folder, None) == {}
+
+    assert (lock.stat().st_mtime_ns, lock.read_text(), files(tmp_path, "deleted")) == before
+
+
+names = st.sampled_from(["p0", "p1", "p2", "p3"])
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sets(names), st.sets(names), st.sets(names), st.sets(names))
+def test_nothing_living_is_ever_removed(
+    tmp_path: Path, listed: set[str], served: set[str], written: set[str], young: set[str]
+) -> None:
+    """Whatever the list says: a pool that is on it, is served, written to, or young keeps every file."""
+    place = Path(tempfile.mkdtemp(dir=tmp_path))
+    everyone = {"p0", "p1", "p2", "p3"}
+    with contextlib.ExitStack() as held:
+        for pool in sorted(everyone):
+            left_by(place, pool)
+            lock = place / "arena" / f"kvpool.{pool}.lock"
+            if pool in written:
+                with small_arena(place, pool) as arena:
+                    held.callback(os.close, arena.descriptor(0, writable=True))
+            if pool in served:
+                held.enter_context(small_arena(place, pool))
+            for file in (place / "arena").glob(f"kvpool.{pool}.*"):
+                os.utime(file, (0, NOW if pool in young else NOW - 2 * MARGIN_S))
+            assert lock.exists()
+        before = {pool: files(place, pool) for pool in everyone}
+        with Folder(place / "arena") as folder:
+            fates = sweep_other_pools(folder, Living(listed, NOW))
+
+        removed = everyone - listed - served - written - young
+        assert {pool for pool, fate in fates.items() if fate is Fate.REMOVED} == removed
+        assert {pool: files(place, pool) for pool in everyone} == {
+            pool: [] if pool in removed else kept for pool, kept in before.items()
+        }
 
 
 def test_a_refusal_leaves_what_could_be_adopted(tmp_path: Path) -> None:
