@@ -40,9 +40,13 @@ def resources(pool: Pool) -> dict[str, Any]:
     """The container's requests and limits; no limit on processor time."""
     own = pool.spec.resources
     limits = {"memory": str(limit_bytes(pool))} | ({"cpu": own.limits.cpu} if own.limits.cpu else {})
-    cpu = own.requests.cpu or ("2" if has_gpus(pool) else "500m")
+    cpu = own.requests.cpu or min("2" if has_gpus(pool) else "500m", own.limits.cpu or "2", key=_cores)
     request = min(request_bytes(pool), limit_bytes(pool))
     return {"requests": {"cpu": cpu, "memory": str(request)}, "limits": limits}
+
+
+def _cores(text: str) -> float:
+    return int(text.removesuffix("m")) / 1000 if text.endswith("m") else float(text)
 
 
 def shm_bytes(pool: Pool) -> int:

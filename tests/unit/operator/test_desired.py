@@ -121,6 +121,11 @@ def test_memory_covers_the_arena_its_volume_and_the_movers() -> None:
     assert memory.request_bytes(pool(gpuAccess={"mode": "None"})) < memory.request_bytes(big)
 
 
+@pytest.mark.parametrize(("limit", "request_"), [("1", "1"), ("1500m", "1500m"), ("3", "2"), ("0.5", "0.5")])
+def test_no_more_processor_time_is_asked_for_than_the_own_limit_allows(limit: str, request_: str) -> None:
+    assert memory.resources(pool(resources={"limits": {"cpu": limit}}))["requests"]["cpu"] == request_
+
+
 def test_own_resources_replace_single_amounts() -> None:
     own = pool(resources={"requests": {"memory": "70Gi"}, "limits": {"cpu": "9"}})
 
