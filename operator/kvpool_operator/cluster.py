@@ -260,6 +260,22 @@ class Cluster:
             return False
         return True
 
+    async def evict(self, namespace: str, name: str, uid: str) -> bool:
+        """Evict the pod if it still is the one with *uid*; False if it is gone or another.
+
+        Raises:
+            Forbidden: see there.
+            Busy: see there; or a disruption budget does not allow it now.
+        """
+        options = {"preconditions": {"uid": uid}}
+        metadata = {"name": name, "namespace": namespace}
+        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata, "deleteOptions": options}
+        try:
+            await self._call("POST", PODS.path(namespace, name, "eviction"), {}, body=body)
+        except (Absent, Conflict):
+            return False
+        return True
+
     async def kinds(self, group_version: str) -> frozenset[str]:
         """Kinds that exist in *group_version*; none if the group does not.
 

@@ -22,6 +22,7 @@ from kvpool_operator.observed import ServerPod, ServerStats
 from kvpool_operator.process import api_client, log_as_json
 from kvpool_operator.queue import Need, Queue, Schedule
 from kvpool_operator.reconcile import Key, Reconciler
+from kvpool_operator.repair import Repair
 from kvpool_operator.settings import Settings
 from kvpool_operator.supervise import supervise
 from kvpool_operator.surroundings import Surroundings
@@ -46,6 +47,7 @@ class Controller:
         self.metrics = Metrics()
         self._cluster = Cluster(api, self.metrics.called)
         surroundings = Surroundings(self._cluster, settings, time.monotonic)
+        poster = Poster(self._cluster, settings.identity, _now)
         self.reconciler = Reconciler(
             self._cluster,
             settings,
@@ -54,8 +56,9 @@ class Controller:
             time.monotonic,
             _now,
             self._report,
-            Poster(self._cluster, settings.identity, _now),
+            poster,
             self._passed,
+            Repair(self._cluster, _now, poster.unwired, self._evicted),
         )
         schedule: Schedule[Key] = Schedule(
             gap_s=_GAP_S, report_gap_s=settings.status_gap_s, parallel=settings.parallel, jitter=random.random
@@ -143,6 +146,9 @@ class Controller:
         self.metrics.count("kvpool_operator_watch_restarts_total")
         _log.warning("watches.failed", extra={"fields": {"error": repr(error)}})
         self.watcher.forget()
+
+    def _evicted(self) -> None:
+        self.metrics.count("kvpool_operator_evictions_total")
 
     def _report(self, event: str, key: Key, text: str) -> None:
         _log.info(event, extra={"fields": {"namespace": key[0], "pool": key[1], "text": text}})

@@ -99,6 +99,11 @@ CATALOGUE: Final = (
         kind="gauge",
         help="Pods that opted in to a pool of this replica and are not wired.",
     ),
+    Metric(
+        name="kvpool_operator_evictions_total",
+        kind="counter",
+        help="Unwired pods that were evicted so that they are made anew (clients.rewireUnwired).",
+    ),
 )
 
 

@@ -11,8 +11,9 @@ import aiohttp
 from kvpool_operator.cluster import CHILDREN, CONTROLLER_REVISIONS, EVENTS, NODES, PODS, Cluster
 from kvpool_operator.desired import names
 from kvpool_operator.errors import Absent
-from kvpool_operator.observed import ClientPod, DaemonSetState, ServerPod, ServerStats
+from kvpool_operator.observed import MISSED, OUT_OF_DATE, ClientPod, DaemonSetState, Owner, ServerPod, ServerStats
 from kvpool_operator.spec import Pool
+from kvpool_operator.wiring import Note, wanted_pool, wiring_mark
 
 __all__ = ["clients", "daemon_set", "read_stats", "refusal", "servers", "unwatched"]
 
@@ -76,13 +77,15 @@ def unwatched(pool: Pool, watched: Collection[str]) -> tuple[str, ...]:
     return tuple(sorted(set(pool.spec.clients.allowed_namespaces) - set(watched))) if watched else ()
 
 
-async def clients(cluster: Cluster, pool: Pool, watched: Collection[str] = ()) -> tuple[ClientPod, ...]:
-    """Running pods that opted in, in the namespaces that may and that are *watched* (empty: all are)."""
+async def clients(
+    cluster: Cluster, pool: Pool, watched: Collection[str] = (), server_key: str = ""
+) -> tuple[ClientPod, ...]:
+    """Running pods that opted in to *pool*, wherever they are, as far as is *watched* (empty: everywhere)."""
     selector = f"{names.POOL_LABEL}={pool.name},{names.ROLE_LABEL}!=server"
     found: list[ClientPod] = []
-    allowed = {pool.namespace, *pool.spec.clients.allowed_namespaces}
-    for namespace in sorted(allowed - set(unwatched(pool, watched))):
-        found += [_client(p) for p in await cluster.list(PODS, namespace, selector) if _runs(p)]
+    for namespace in sorted(watched) or ("",):
+        pods = await cluster.list(PODS, namespace, selector)
+        found += [_client(p, pool, server_key) for p in pods if _runs(p) and _asks_for(p, pool)]
     return tuple(sorted(found, key=lambda c: (c.namespace, c.name)))
 
 
@@ -211,17 +214,46 @@ def _seen_from(pod: ServerPod, lost: set[str]) -> ServerPod:
     return ServerPod(**(fields | {"reachable": False}))
 
 
-def _client(pod: Mapping[str, Any]) -> ClientPod:
+def _asks_for(pod: Mapping[str, Any], pool: Pool) -> bool:
+    """True if *pod* means this very pool, and not one of the same name elsewhere."""
+    return wanted_pool(pod, pod["metadata"]["namespace"]) == pool.key
+
+
+def _client(pod: Mapping[str, Any], pool: Pool, server_key: str) -> ClientPod:
     metadata = pod["metadata"]
-    labels = metadata.get("labels", {})
+    labels, annotations = metadata.get("labels", {}), metadata.get("annotations") or {}
     keys = next((keys for keys in _GROUP_LABELS if all(k in labels for k in keys)), ())
+    wired, reasons = _wiring(annotations, wiring_mark(pool, server_key, metadata["namespace"]))
     return ClientPod(
         namespace=metadata["namespace"],
         name=metadata["name"],
         node=pod["spec"].get("nodeName", ""),
         group="/".join([metadata["namespace"], *(labels[k] for k in keys)]) if keys else "",
-        wired=names.WIRED in metadata.get("annotations", {}),
+        wired=wired,
+        uid=metadata.get("uid", ""),
+        reasons=reasons,
+        owner=_controller(metadata),
+        made_at=metadata.get("creationTimestamp") or "",
+        deleting="deletionTimestamp" in metadata,
     )
+
+
+def _wiring(annotations: Mapping[str, str], mark: str) -> tuple[bool, tuple[str, ...]]:
+    """Whether a pod is wired to what the pool is now, and the reasons that admission gave, or that it never saw it."""
+    found = annotations.get(names.WIRED)
+    if found is None:
+        return False, (annotations.get(names.WIRING) or MISSED,)
+    if found != mark:
+        return False, (OUT_OF_DATE,)
+    given = annotations.get(names.WIRING, "").split(",")
+    return True, tuple(r for r in given if r and r not in ("Complete", Note.POOL_NOT_FOUND))
+
+
+def _controller(metadata: Mapping[str, Any]) -> Owner | None:
+    for owner in metadata.get("ownerReferences") or ():
+        if owner.get("controller"):
+            return Owner(api_version=owner["apiVersion"], kind=owner["kind"], name=owner["name"], uid=owner["uid"])
+    return None
 
 
 def _runs(pod: Mapping[str, Any]) -> bool:

@@ -3,8 +3,25 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
-__all__ = ["ClientPod", "DaemonSetState", "Observed", "ServerPod", "ServerStats", "Window", "traffic"]
+__all__ = [
+    "MISSED",
+    "OUT_OF_DATE",
+    "ClientPod",
+    "DaemonSetState",
+    "Observed",
+    "Owner",
+    "ServerPod",
+    "ServerStats",
+    "Window",
+    "traffic",
+]
+
+MISSED: Final = "Missed"
+"""Reason of a pod that admission never saw."""
+OUT_OF_DATE: Final = "OutOfDate"
+"""Reason of a pod that was wired to what its pool is no longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +47,16 @@ class ServerPod:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """The object that controls a pod."""
+
+    api_version: str
+    kind: str
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClientPod:
     """One pod that opted in to the pool."""
 
@@ -39,6 +66,14 @@ class ClientPod:
     group: str = ""
     """Engine over several pods that it belongs to; empty for one of its own."""
     wired: bool = True
+    uid: str = ""
+    reasons: tuple[str, ...] = ()
+    """Why it is not wired; or, wired, what is left to a person."""
+    owner: Owner | None = None
+    """The controller that makes it anew."""
+    made_at: str = ""
+    """When it was made (RFC 3339)."""
+    deleting: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +133,8 @@ class Observed:
     daemon_set: DaemonSetState | None = None
     servers: tuple[ServerPod, ...] = ()
     clients: tuple[ClientPod, ...] = ()
+    not_evicted: str = ""
+    """Why an unwired pod could not be evicted."""
     unwatched: tuple[str, ...] = ()
     """Namespaces of possible clients into which the operator must not look."""
     stats: tuple[ServerStats, ...] = ()

@@ -15,6 +15,7 @@ from kvpool_operator.keys import ensure_key, known_key
 from kvpool_operator.observed import Observed, ServerPod, ServerStats, traffic
 from kvpool_operator.pace import Pace, flips, news
 from kvpool_operator.queue import Outcome
+from kvpool_operator.repair import Repair
 from kvpool_operator.rollout import Decision, State, decide
 from kvpool_operator.settings import Settings
 from kvpool_operator.spec import Condition, GpuMode, Pool, PoolStatus, Strategy, dump, parse_pool, parse_status
@@ -75,6 +76,8 @@ class Reconciler:
     """Told of each condition that flipped."""
     passed: Callable[[str, float], None] = lambda _result, _seconds: None
     """Told how each pass ended (one of metrics.PASSES), and how long it took."""
+    repair: Repair | None = None
+    """Looks after pods that are not wired."""
     _applied: children.Applied = field(default_factory=children.Applied)
     _memories: dict[Key, _Memory] = field(default_factory=dict)
 
@@ -166,6 +169,8 @@ class Reconciler:
         found = self._memories.pop(key, None)
         if found is not None:
             self._applied.forget(found.uid)
+            if self.repair is not None:
+                self.repair.forget(found.uid)
 
     async def _observe(self, pool: Pool, facts: Facts, memory_of: _Memory, error: str) -> Observed:
         watched = self.settings.watch_namespaces
@@ -175,10 +180,12 @@ class Reconciler:
         wanted_class = gpu.runtime_class(pool)
         missing = mode is GpuMode.RUNTIME_CLASS and wanted_class not in facts.runtime_classes
         state = await observe.daemon_set(self.cluster, pool)
+        clients = await observe.clients(self.cluster, pool, watched, facts.server_key)
         return Observed(
             daemon_set=state,
             servers=servers,
-            clients=await observe.clients(self.cluster, pool, watched),
+            clients=clients,
+            not_evicted=await self.repair(pool, clients) if self.repair is not None else "",
             unwatched=observe.unwatched(pool, watched),
             stats=memory_of.stats,
             window=traffic(memory_of.before, memory_of.stats, memory_of.window_s),

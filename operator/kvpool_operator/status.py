@@ -2,15 +2,17 @@
 """Pure: what is observed of a pool, as its status. Equal input gives an equal status; no field is the current time."""
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from kvpool_operator.gpu_access import gpu_access, gpu_troubles
-from kvpool_operator.observed import Observed, ServerPod
+from kvpool_operator.observed import MISSED, Observed, ServerPod
 from kvpool_operator.spec.pool import Pool
 from kvpool_operator.spec.quantity import binary
 from kvpool_operator.spec.report import (
     MAX_PROBLEM_NODES,
+    MAX_UNWIRED_PODS,
     MAX_VERSIONS,
     Condition,
     PoolStatus,
@@ -18,6 +20,7 @@ from kvpool_operator.spec.report import (
     Rollout,
     Servers,
     Traffic,
+    UnwiredPod,
 )
 from kvpool_operator.verdict import Finding, hitting
 
@@ -54,6 +57,8 @@ def status(pool: Pool, seen: Observed, progress: Progress, before: PoolStatus, n
         server_key=seen.server_key,
         versions=dict(sorted(Counter(s.version for s in seen.stats).most_common(MAX_VERSIONS))),
         rollout=Rollout(state=progress.state, message=progress.message[:512]),
+        unwired_pod_count=sum(not c.wired for c in seen.clients),
+        unwired_pods=_unwired(seen)[:MAX_UNWIRED_PODS],
         problem_node_count=len(problems),
         problem_nodes=tuple(problems[:MAX_PROBLEM_NODES]),
     )
@@ -121,15 +126,28 @@ def _degraded(servers: Servers, progress: Progress, problems: int) -> Finding:
 
 
 def _clients_wired(seen: Observed) -> Finding:
-    unwired = sorted(f"{c.namespace}/{c.name}" for c in seen.clients if not c.wired)
+    unwired = _unwired(seen)
     if unwired:
-        return Finding("False", "UnwiredPods", f"{len(unwired)} pods opted in but are not wired, first {unwired[0]}")
+        first = f"first {unwired[0].namespace}/{unwired[0].name}"
+        text = f"{len(unwired)} pods opted in but are not wired ({_counts(p.reason for p in unwired)}), {first}"
+        return Finding("False", "UnwiredPods", f"{text}; {seen.not_evicted}" if seen.not_evicted else text)
     if seen.unwatched:
         text = f"the operator does not watch {len(seen.unwatched)} namespaces that may use the pool, first "
         return Finding("Unknown", "NamespacesNotWatched", f"{text}{seen.unwatched[0]}; add them to its watchNamespaces")
     if not seen.clients:
         return Finding("Unknown", "NoClients", "no pod has opted in")
-    return Finding("True", "AllWired", f"{len(seen.clients)} pods are wired")
+    noted = _counts(r for c in seen.clients for r in c.reasons)
+    text = f"{len(seen.clients)} pods are wired"
+    return Finding("True", "AllWired", f"{text}; left to a person: {noted}" if noted else text)
+
+
+def _unwired(seen: Observed) -> tuple[UnwiredPod, ...]:
+    found = [(c.namespace, c.name, next(iter(c.reasons), MISSED)) for c in seen.clients if not c.wired]
+    return tuple(UnwiredPod(namespace=n, name=name, reason=reason) for n, name, reason in sorted(found))
+
+
+def _counts(reasons: Iterable[str]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in sorted(Counter(reasons).items()))
 
 
 def _ready(found: dict[str, Finding], seen: Observed, servers: Servers) -> Finding:

@@ -29,7 +29,7 @@ VERBS = {
     "watch": ("watch",),
 }
 """Methods of Cluster that take a kind, or for apply a child."""
-ELSEWHERE = {"apply_status", "kinds", "read"}
+ELSEWHERE = {"apply_status", "evict", "kinds", "read"}
 """Methods whose rights are not of that shape: see IMPLIED; and reading what every account may."""
 
 KINDS = [k for k in vars(cluster).values() if isinstance(k, Kind)] + list(CHILDREN.values())
@@ -38,6 +38,7 @@ IMPLIED: set[Right] = {
     ("kvpool.dev", "kvcachepools/status", "patch"),  # Cluster.apply_status
     # Children block the deletion of their owner; where the API server enforces who may do that, this is the right.
     ("kvpool.dev", "kvcachepools/finalizers", "update"),
+    ("", "pods/eviction", "create"),  # Cluster.evict
 }
 
 

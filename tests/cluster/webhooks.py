@@ -101,28 +101,35 @@ class Balancer:
         self.replicas: list[Replica] = []
         self.connections = 0
         self._turn = 0
-        self._loop = asyncio.new_event_loop()
         self._ready: list[Replica] = []
-        self._thread = threading.Thread(target=self._run, name="balancer", daemon=True)
+        self._open: set[asyncio.StreamWriter] = set()
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="balancer", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
+        self._started.wait()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        server = self._loop.run_until_complete(asyncio.start_server(self._carry, "127.0.0.1", self.port))
-        looking = self._loop.create_task(self._look())
-        self._loop.run_forever()
+    async def _run(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        server = await asyncio.start_server(self._carry, "127.0.0.1", self.port)
+        looking = asyncio.create_task(self._look())
+        self._started.set()
+        await self._stop.wait()
         server.close()
-        for task in [looking, *asyncio.all_tasks(self._loop)]:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in [looking, *others]:
             task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*asyncio.all_tasks(self._loop), return_exceptions=True))
-        self._loop.close()
+        await asyncio.gather(*others, return_exceptions=True)
+        for writer in list(self._open):
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
 
     async def _look(self) -> None:
         while True:
@@ -133,24 +140,27 @@ class Balancer:
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        with contextlib.suppress(OSError, IndexError):
-            self._turn += 1
-            target = self._ready[self._turn % len(self._ready)] if self._ready else None
-            if target is not None:
-                there, back = await asyncio.open_connection("127.0.0.1", target.port)
-                pumps = [asyncio.create_task(_pump(reader, back)), asyncio.create_task(_pump(there, writer))]
-                await asyncio.wait(pumps)
+        self._open.add(writer)
+        ready, self._turn = self._ready, self._turn + 1
         with contextlib.suppress(OSError):
-            writer.close()
+            if ready:
+                there, back = await asyncio.open_connection("127.0.0.1", ready[self._turn % len(ready)].port)
+                self._open.add(back)
+                await asyncio.gather(self._pump(reader, back), self._pump(there, writer))
+        await self._end(writer)
 
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+        await self._end(writer)
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
-        while data := await reader.read(1 << 16):
-            writer.write(data)
-            await writer.drain()
-    with contextlib.suppress(OSError):
+    async def _end(self, writer: asyncio.StreamWriter) -> None:
         writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+        self._open.discard(writer)
 
 
 @dataclass

@@ -35,6 +35,9 @@
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch, delete]
+- apiGroups: [""]
+  resources: [pods/eviction] # only of pools with clients.rewireUnwired
+  verbs: [create]
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [list, create]

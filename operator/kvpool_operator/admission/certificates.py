@@ -81,6 +81,7 @@ class Keeper:
         self._seen_at = self._wall()
 
     async def _own(self) -> None:
+        """What is published counts from the look after it on: by then the API servers have seen it, too."""
         found = await self._secret()
         if found is None or found.current is None:
             return  # another replica was faster; its Secret is there at the next look
@@ -137,7 +138,6 @@ class Keeper:
         hooks = await self._hooks()
         text = base64.b64encode(bundle).decode()
         await self._cluster.apply_bundle(self._settings.configuration, hooks, text)
-        self._published = tuple(bundle for _ in hooks)
         _log.info("bundle.published", extra={"fields": {"hooks": len(hooks)}})
 
     def _serve(self, pair: Pair) -> None:

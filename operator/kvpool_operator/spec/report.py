@@ -7,6 +7,7 @@ from msgspec import Meta, Struct
 
 __all__ = [
     "MAX_PROBLEM_NODES",
+    "MAX_UNWIRED_PODS",
     "MAX_VERSIONS",
     "Condition",
     "PoolStatus",
@@ -14,9 +15,11 @@ __all__ = [
     "Rollout",
     "Servers",
     "Traffic",
+    "UnwiredPod",
 ]
 
 MAX_PROBLEM_NODES = 10
+MAX_UNWIRED_PODS = 10
 MAX_VERSIONS = 8
 
 
@@ -64,6 +67,14 @@ class ProblemNode(_Part, frozen=True, kw_only=True):
     message: Annotated[str, Meta(max_length=256)] = ""
 
 
+class UnwiredPod(_Part, frozen=True, kw_only=True):
+    """A pod that opted in and is not wired."""
+
+    namespace: Annotated[str, Meta(max_length=63)]
+    name: Annotated[str, Meta(max_length=253)]
+    reason: Annotated[str, Meta(max_length=64)]
+
+
 class Rollout(_Part, frozen=True, kw_only=True):
     """Where a Paced update stands."""
 
@@ -88,5 +99,7 @@ class PoolStatus(_Part, frozen=True, kw_only=True):
     server_key: Annotated[
         str, Meta(max_length=64, description="Public key of the servers, for clients in other namespaces.")
     ] = ""
+    unwired_pod_count: int = 0
+    unwired_pods: Annotated[tuple[UnwiredPod, ...], Meta(max_length=10, description="At most ten of them.")] = ()
     problem_node_count: int = 0
     problem_nodes: Annotated[tuple[ProblemNode, ...], Meta(max_length=10, description="At most ten of them.")] = ()

@@ -17,6 +17,7 @@ from kvpool_operator.errors import Absent
 from kvpool_operator.keys import ensure_key, known_key, new_pair
 from kvpool_operator.observed import ServerPod
 from kvpool_operator.spec import Pool, parse_pool
+from kvpool_operator.wiring import wiring_mark
 
 NOW = dt.datetime(2030, 1, 1, 0, 1, tzinfo=dt.UTC)
 POOL: Pool = parse_pool(
@@ -133,12 +134,16 @@ def test_many_unready_servers_cost_one_list_of_nodes() -> None:
     assert objects.listed == ["pods", "nodes"]
 
 
+def wired(namespace: str = "models", note: str = "Complete", key: str = "") -> dict[str, str]:
+    return {names.WIRED: wiring_mark(POOL, key, namespace), names.WIRING: note}
+
+
 def test_clients_and_their_engines() -> None:
     lws = {"leaderworkerset.sigs.k8s.io/name": "deep", "leaderworkerset.sigs.k8s.io/group-index": "3"}
     own = {"kvpool.dev/group": "mine", **lws}
     objects: Any = Objects(
         pods=[
-            pod("c1", role="", labels=lws, annotations={names.WIRED: "yes"}),
+            pod("c1", role="", labels=lws, annotations=wired()),
             pod("c2", role="", labels={"ray.io/cluster": "big"}),
             pod("c3", role="", labels=own),
             pod("c4", role=""),
@@ -155,6 +160,49 @@ def test_clients_and_their_engines() -> None:
         ("c3", "models/mine", False),
         ("c4", "", False),
     ]
+
+
+def client(annotations: dict[str, str], *, namespace: str = "models", key: str = "", **more: Any) -> Any:
+    body = pod("c", role="", annotations=annotations)
+    body["metadata"] |= {"namespace": namespace, **more}
+    return next(iter(asyncio.run(observe.clients(Objects(pods=[body]), POOL, (), key))), None)  # type: ignore[arg-type]
+
+
+FAR = {"kvpool.dev/pool-namespace": "models"}
+
+
+@pytest.mark.parametrize(
+    ("annotations", "namespace", "expected"),
+    [
+        ({}, "models", (False, ("Missed",))),
+        (wired(), "models", (True, ())),
+        (wired(note="ShellCommand,PoolNotFound"), "models", (True, ("ShellCommand",))),
+        ({names.WIRED: "0123", names.WIRING: "Complete"}, "models", (False, ("OutOfDate",))),
+        ({names.WIRING: "ContainerUnclear"}, "models", (False, ("ContainerUnclear",))),
+        ({**FAR, **wired("other", key="k")}, "other", (True, ())),
+        ({**FAR, **wired("other", key="former")}, "other", (False, ("OutOfDate",))),
+        ({**FAR, names.WIRING: "NamespaceNotAllowed"}, "stranger", (False, ("NamespaceNotAllowed",))),
+    ],
+)
+def test_why_a_client_is_not_wired(annotations: dict[str, str], namespace: str, expected: object) -> None:
+    found = client(annotations, namespace=namespace, key="k")
+
+    assert (found.wired, found.reasons) == expected
+
+
+def test_a_pod_that_means_a_pool_of_the_same_name_elsewhere_is_no_client() -> None:
+    assert client({}, namespace="other") is None
+    assert client({"kvpool.dev/pool-namespace": "other"}) is None
+
+
+def test_the_owner_is_the_controller_and_no_other() -> None:
+    def reference(kind: str, *, controller: bool) -> dict[str, Any]:
+        return {"apiVersion": "apps/v1", "kind": kind, "name": "n", "uid": kind, "controller": controller}
+
+    found = client({}, ownerReferences=[reference("Node", controller=False), reference("ReplicaSet", controller=True)])
+
+    assert (found.owner.kind, found.owner.uid) == ("ReplicaSet", "ReplicaSet")
+    assert client({}, ownerReferences=[reference("Node", controller=False)]).owner is None
 
 
 def test_namespaces_that_are_not_watched_are_not_looked_into() -> None:
