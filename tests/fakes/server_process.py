@@ -62,7 +62,7 @@ class ServerProcess:
                 [sys.executable, *self._program, "server", "--config", str(file)],
                 stdout=log,
                 stderr=log,
-                env=os.environ | {"PYTHONPATH": str(self.code)},
+                env=os.environ | {"PYTHONPATH": os.pathsep.join((str(self.code), os.environ.get("PYTHONPATH", "")))},
             )
 
     def kill(self) -> None:

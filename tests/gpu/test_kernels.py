@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from tests.gpu.devices import engine_device
 from tests.gpu.layouts import BLOCKS, engine_layouts, on_host, random_layout, storages_of
 
 from kvpool.transfer import reference
@@ -19,13 +20,7 @@ PER_CHUNK, CHUNKS = 8, 5
 
 @contextmanager
 def opened(layout: Layout, storages: Sequence[object], slot_bytes: int) -> Iterator[object]:
-    import torch
-
-    from kvpool.transfer.kernels.paged import CudaEngineDevice, PagedGroup
-
-    torch.cuda.synchronize()
-    group = PagedGroup(layout, [s.data_ptr() for s in storages], PER_CHUNK)  # type: ignore[attr-defined]
-    device = CudaEngineDevice([group], 2, slot_bytes)
+    device = engine_device(layout, storages, slot_bytes, PER_CHUNK, slots=2)
     try:
         yield device
     finally:

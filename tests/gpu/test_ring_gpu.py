@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 from tests.fakes.mover_rig import MoverRig
+from tests.gpu.devices import engine_device
 from tests.gpu.layouts import BLOCKS, engine_layouts, on_host, storages_of
 
 from kvpool.transfer import reference
@@ -31,15 +32,6 @@ PATIENCE_S = 60.0
 
 def soon() -> float:
     return time.monotonic() + PATIENCE_S
-
-
-def engine_device(layout: Layout, storages: list[object], slot_bytes: int, slots: int = 3) -> object:
-    import torch
-
-    from kvpool.transfer.kernels.paged import CudaEngineDevice, PagedGroup
-
-    torch.cuda.synchronize()
-    return CudaEngineDevice([PagedGroup(layout, [s.data_ptr() for s in storages], PER_CHUNK)], slots, slot_bytes)  # type: ignore[attr-defined]
 
 
 def ids_of(rng: np.random.Generator) -> np.ndarray:
@@ -61,7 +53,7 @@ def memory() -> Iterator[Path]:
 
 def rig(folder: Path, memory: Path, device: object, length: int, command: Sequence[str] = MOVER_COMMAND) -> MoverRig:
     regions = (-(-2 * CHUNKS * length // 4096) * 4096,)
-    return MoverRig(folder, device.ring, regions=regions, command=command, memory=memory)  # type: ignore[attr-defined]
+    return MoverRig(folder, device.ring, regions=regions, command=command, memory=memory)
 
 
 @pytest.mark.parametrize("name", list(engine_layouts()))
@@ -73,10 +65,10 @@ def test_round_trip(tmp_path: Path, memory: Path, name: str, share: float) -> No
     storages = storages_of(layout, rng)
     size = layout.chunk_bytes(PER_CHUNK)
     slot = max(int(size * share), *(p.block_bytes for p in layout.planes)) // 256 * 256
-    device = engine_device(layout, storages, slot)
+    device = engine_device(layout, storages, slot, PER_CHUNK)
     ids = ids_of(rng)
     with rig(tmp_path, memory, device, size) as server:
-        ring = server.ready().join(device)  # type: ignore[arg-type]
+        ring = server.ready().join(device)
         places = [(0, 2 * n * size) for n in range(CHUNKS)]
         server.grant(b"s", Direction.STORE, places, size)
         before = on_host(storages)
@@ -100,7 +92,7 @@ def test_round_trip(tmp_path: Path, memory: Path, name: str, share: float) -> No
         for got, expected in zip(on_host(storages), wanted, strict=True):
             np.testing.assert_array_equal(got, expected)
         ring.close()
-    device.free()  # type: ignore[attr-defined]
+    device.free()
 
 
 def test_a_store_follows_the_step_that_writes_its_blocks(tmp_path: Path, memory: Path) -> None:
@@ -110,10 +102,10 @@ def test_a_store_follows_the_step_that_writes_its_blocks(tmp_path: Path, memory:
     layout, rng = engine_layouts()["blocks first"], np.random.default_rng(6)
     storages = storages_of(layout, rng)
     size = layout.chunk_bytes(PER_CHUNK)
-    device = engine_device(layout, storages, size)
+    device = engine_device(layout, storages, size, PER_CHUNK)
     ids = ids_of(rng)
     with rig(tmp_path, memory, device, size) as server:
-        ring = server.ready().join(device)  # type: ignore[arg-type]
+        ring = server.ready().join(device)
         server.grant(b"s", Direction.STORE, [(0, n * size) for n in range(CHUNKS)], size)
         torch.cuda._sleep(400_000_000)
         for storage in storages:
@@ -125,7 +117,7 @@ def test_a_store_follows_the_step_that_writes_its_blocks(tmp_path: Path, memory:
 
         assert server.bytes_at(0, 0, CHUNKS * size) == b"\x42" * (CHUNKS * size)
         ring.close()
-    device.free()  # type: ignore[attr-defined]
+    device.free()
 
 
 @pytest.mark.parametrize("wait_s", [0.0, 0.01, 0.05])
@@ -137,10 +129,10 @@ def test_a_mover_killed_at_any_time_costs_the_ring_and_nothing_else(
     layout, rng = engine_layouts()["keys and values apart"], np.random.default_rng(7)
     storages = storages_of(layout, rng)
     size = layout.chunk_bytes(PER_CHUNK)
-    device = engine_device(layout, storages, size)
+    device = engine_device(layout, storages, size, PER_CHUNK)
     job = RingJob(group=0, grant=b"s", ids=ids_of(rng), chunks=list(range(CHUNKS)) * 200)
     with rig(tmp_path, memory, device, size) as server:
-        ring = server.ready().join(device)  # type: ignore[arg-type]
+        ring = server.ready().join(device)
         server.grant(b"s", Direction.STORE, [(0, n * size) for n in range(CHUNKS)], size)
         seen: list[BaseException] = []
 
@@ -160,16 +152,16 @@ def test_a_mover_killed_at_any_time_costs_the_ring_and_nothing_else(
 
         assert len(seen) == 1
         ring.close()
-    device.free()  # type: ignore[attr-defined]
+    device.free()
     # The engine's device works on.
     assert int(torch.ones(1000, device="cuda").sum()) == 1000
 
 
 def test_memory_of_the_arena_can_be_taken_back(tmp_path: Path, memory: Path) -> None:
     layout, rng = engine_layouts()["blocks first"], np.random.default_rng(11)
-    device = engine_device(layout, storages_of(layout, rng), layout.chunk_bytes(PER_CHUNK))
+    device = engine_device(layout, storages_of(layout, rng), layout.chunk_bytes(PER_CHUNK), PER_CHUNK)
     with rig(tmp_path, memory, device, layout.chunk_bytes(PER_CHUNK)) as server:
-        ring = server.ready().join(device)  # type: ignore[arg-type]
+        ring = server.ready().join(device)
         size = layout.chunk_bytes(PER_CHUNK)
         server.grant(b"s", Direction.STORE, [(0, n * size) for n in range(CHUNKS)], size)
         ring.store(RingJob(group=0, grant=b"s", ids=ids_of(rng), chunks=range(CHUNKS)), soon())
@@ -181,7 +173,7 @@ def test_memory_of_the_arena_can_be_taken_back(tmp_path: Path, memory: Path) -> 
 
         assert server.mover.state is MoverState.READY
         ring.close()
-    device.free()  # type: ignore[attr-defined]
+    device.free()
 
 
 def test_memory_is_back_after_rings_come_and_go(tmp_path: Path, memory: Path) -> None:
@@ -192,12 +184,12 @@ def test_memory_is_back_after_rings_come_and_go(tmp_path: Path, memory: Path) ->
     size = layout.chunk_bytes(PER_CHUNK)
     free = []
     for turn in range(3):
-        device = engine_device(layout, storages, size, slots=4)
+        device = engine_device(layout, storages, size, PER_CHUNK, slots=4)
         folder = tmp_path / str(turn)
         folder.mkdir()
         with rig(folder, memory, device, size) as server:
-            server.ready().join(device).close()  # type: ignore[arg-type]
-        device.free()  # type: ignore[attr-defined]
+            server.ready().join(device).close()
+        device.free()
         torch.cuda.synchronize()
         free.append(visible_gpus()[0].free_bytes)
 
@@ -206,13 +198,13 @@ def test_memory_is_back_after_rings_come_and_go(tmp_path: Path, memory: Path) ->
 
 def test_a_device_that_is_not_visible_is_refused_with_those_that_are(tmp_path: Path, memory: Path) -> None:
     layout, rng = engine_layouts()["blocks first"], np.random.default_rng(9)
-    device = engine_device(layout, storages_of(layout, rng), layout.chunk_bytes(PER_CHUNK))
-    wrong = msgspec.structs.replace(device.ring, device=bytes(16))  # type: ignore[attr-defined]
+    device = engine_device(layout, storages_of(layout, rng), layout.chunk_bytes(PER_CHUNK), PER_CHUNK)
+    wrong = msgspec.structs.replace(device.ring, device=bytes(16))
     with MoverRig(tmp_path, wrong, command=MOVER_COMMAND) as server:
         server.until(lambda: server.mover.state is MoverState.REAPED)
         assert "is not visible here" in server.mover.reason
         assert visible_gpus()[0].uuid in server.mover.reason
-    device.free()  # type: ignore[attr-defined]
+    device.free()
 
 
 def test_private_namespaces_do_not_matter(tmp_path: Path, memory: Path) -> None:
@@ -224,14 +216,14 @@ def test_private_namespaces_do_not_matter(tmp_path: Path, memory: Path) -> None:
     layout, rng = engine_layouts()["blocks first"], np.random.default_rng(10)
     storages = storages_of(layout, rng)
     size = layout.chunk_bytes(PER_CHUNK)
-    device = engine_device(layout, storages, size)
+    device = engine_device(layout, storages, size, PER_CHUNK)
     # Without --pid: the mover checks that its parent is the server, whose number it could not see.
     command = [unshare, "--ipc", "--mount", sys.executable, "-m", "kvpool.transfer.mover"]
     with rig(tmp_path, memory, device, size, command) as server:
-        ring = server.ready().join(device)  # type: ignore[arg-type]
+        ring = server.ready().join(device)
         server.grant(b"s", Direction.STORE, [(0, n * size) for n in range(CHUNKS)], size)
         ids = ids_of(rng)
         ring.store(RingJob(group=0, grant=b"s", ids=ids, chunks=range(CHUNKS)), soon())
         assert server.bytes_at(0, 0, size) == gathered(layout, on_host(storages), ids[0])
         ring.close()
-    device.free()  # type: ignore[attr-defined]
+    device.free()

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine whose paged cache is page-locked memory that kernels reach: tests compare it as an array of NumPy."""
+
+import ctypes
+
+import numpy as np
+from tests.fakes.blocks import POISON, NumpyBlocks
+from tests.fakes.clients import CHUNK_BLOCKS, FakeEngine, until
+from tests.gpu.devices import device_groups
+
+from kvpool.client.link import Link
+from kvpool.client.ringing import RingKeeper
+from kvpool.client.worker import WorkerAdapter
+from kvpool.connector.ring import RingOffer
+from kvpool.model.identity import ClientKind, Mode
+from kvpool.transfer.cuda import Context
+from kvpool.transfer.mover.messages import Direction
+from kvpool.transfer.planes import Layout, Plane
+
+
+class LockedBlocks(NumpyBlocks):
+    """Blocks in page-locked memory; the stage moves them, and gates and counts are those of its base."""
+
+    def __init__(self, context: Context, blocks: int, block_bytes: int) -> None:
+        super().__init__(1, 1)
+        self._context = context
+        self.address = context.allocate_host(blocks * block_bytes)
+        flat = np.ctypeslib.as_array((ctypes.c_uint8 * (blocks * block_bytes)).from_address(self.address))
+        self.memory = flat.reshape(blocks, block_bytes)
+        self.memory[:] = POISON
+        self.staged = None
+
+    def gather(self, group, block_ids, out) -> None:
+        self.pass_gate(block_ids)
+        self.staged.gather(group, block_ids, out)
+        self.gathered += 1
+
+    def scatter(self, group, block_ids, skip_blocks, data) -> None:
+        self.pass_gate(block_ids)
+        self.staged.scatter(group, block_ids, skip_blocks, data)
+        self.scattered += 1
+
+
+class GatedDevice:
+    """Launches of a ring's kernels pass the gate of the blocks, and are counted there."""
+
+    def __init__(self, device, blocks) -> None:
+        self._device, self._blocks = device, blocks
+
+    def __getattr__(self, name):
+        return getattr(self._device, name)
+
+    @property
+    def ring(self):
+        return self._device.ring
+
+    @ring.setter
+    def ring(self, value) -> None:
+        self._device.ring = value
+
+    def launch(self, direction, slot, job, turn) -> None:
+        used = job.ids[list(turn.chunks)]
+        self._blocks.pass_gate(used[used >= 0])
+        self._device.launch(direction, slot, job, turn)
+        if not turn.part.offset:
+            self._blocks.gathered += len(turn.chunks) * (direction is Direction.STORE)
+            self._blocks.scattered += len(turn.chunks) * (direction is Direction.LOAD)
+
+
+class GpuEngine(FakeEngine):
+    """See FakeEngine; every way on a device. The ring has slots that no chunk's size is a multiple of."""
+
+    def __init__(self, address, mode, *, blocks=256, block_bytes=16 << 10, slots=3, **options) -> None:
+        from kvpool.transfer.kernels.paged import CudaEngineDevice
+        from kvpool.transfer.kernels.staged import StagedBlocks
+
+        super().__init__(address, mode, blocks=blocks, block_bytes=block_bytes, **options)
+        self.worker.close(1.0)
+        self.worker_link.close(0.0)
+        context, _ = device_groups([], [])
+        self.blocks = LockedBlocks(context, blocks, block_bytes)
+        plane = Plane(name="l", storage=0, offset=0, stride=block_bytes, block_bytes=block_bytes, packing="p")
+        layout = Layout(planes=(plane,), blocks=blocks, block_tokens=2)
+        _, groups = device_groups([layout], [self.blocks.address])
+        self.blocks.staged = StagedBlocks(context, groups, 3 * block_bytes)
+        base, self.rings, self.device = self.worker_link.registration, None, None
+        if mode is Mode.RING:
+            slot_bytes = -(-int(2.5 * CHUNK_BLOCKS * block_bytes) // 256) * 256
+            self.device = CudaEngineDevice(context, groups, slots, slot_bytes)
+            offer = RingOffer(GatedDevice(self.device, self.blocks), [layout])
+            offer.fit([CHUNK_BLOCKS])
+            self.rings = RingKeeper(offer)
+
+        def accept(_welcome) -> None:
+            self.worker_link.registration = self.rings.equip(base) if self.rings else base
+
+        told = self.rings.on_state if self.rings else None
+        self.worker_link = Link(self.config, ClientKind.WORKER, on_state=told, accept=accept)
+        self.worker = WorkerAdapter(self.worker_link, self.blocks, self.config, rings=self.rings)
+
+    def __enter__(self):
+        if self.rings:
+            self.rings.begin(self.worker_link)
+        return super().__enter__()
+
+    def healthy(self, timeout_s=60.0):
+        super().healthy(timeout_s)
+        until(lambda: not self.rings or not self.rings.reason, timeout_s)
+        return self
