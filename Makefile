@@ -12,7 +12,7 @@ UV_VERSION := 0.13.9
 STAMP := $(VENV)/.installed
 PYTEST := $(PY) -m pytest
 # Folders of tests that need a machine, a cluster or an engine of their own; each has its own target.
-APART := --ignore=tests/engine --ignore=tests/gpu --ignore=tests/cluster --ignore=tests/chart --ignore=tests/e2e
+APART := --ignore=tests/engine --ignore=tests/gpu --ignore=tests/cluster --ignore=tests/chart --ignore=tests/e2e --ignore=tests/portable
 OPS ?= 20000
 SEED ?=
 # Version of vLLM for test-engine; empty is the one that tools/vllm_env.py takes by itself.
@@ -23,7 +23,7 @@ export UV_CACHE_DIR ?= $(KVPOOL_CACHE)/uv
 RESULT ?= build/bench.json
 
 .PHONY: help setup lock demo test check lint types imports generate golden freeze changes-check \
-	test-fast test-engine test-cluster e2e test-gpu torture bench bench-operator format clean
+	test-fast test-engine test-cluster test-portable e2e test-gpu torture bench bench-operator format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -87,7 +87,7 @@ test-engine: setup ## tests with a real vLLM on CPU (its environment is installe
 
 test-cluster: setup ## the operator and its chart on a real control plane (built once, outside this folder)
 	$(PY) tools/cluster_assets.py --only control-plane
-	KVPOOL_EXPECT_CLUSTER=1 $(PYTEST) tests/cluster tests/chart -q
+	KVPOOL_EXPECT_CLUSTER=1 $(PYTEST) tests/cluster tests/chart tests/portable -q
 
 e2e: setup ## the whole story with real pods on two real nodes (needs root, namespaces, buildah; says what is missing)
 	@status=0; reason=$$($(PY) -m tests.e2e.local) || status=$$?; \
@@ -100,6 +100,9 @@ e2e: setup ## the whole story with real pods on two real nodes (needs root, name
 bench-operator: setup ## measure the operator with 1,000 simulated nodes and judge it by benchmarks/bars.toml
 	$(PY) -m benchmarks.operator_scale --json build/operator.json
 	$(PY) benchmarks/judge.py build/operator.json
+
+test-portable: setup ## a pool's life on any cluster: E2E_PROVIDER=process|local|kind|existing, see tests/portable/providers.py
+	$(PYTEST) tests/portable -q -rs
 
 test-gpu: setup ## tests on a CUDA device; skipped without one
 	@if nvidia-smi -L >/dev/null 2>&1; then $(PYTEST) tests/gpu -q; else echo "test-gpu: no CUDA device, skipped"; fi
