@@ -16,7 +16,7 @@ BROAD_ALLOWED = {
     # The cache may fail; the engine whose process this is must not.
     "cacheserver/kvpool/client/supervise.py": 1,
     "cacheserver/kvpool/connector/facade.py": 1,
-    "cacheserver/kvpool/connector/halves.py": 1,
+    "cacheserver/kvpool/connector/net.py": 1,
 }
 """Handlers of Exception and wider that do not raise again, by file."""
 

@@ -256,8 +256,15 @@ def connector(server_address: str, *, role: str = "kv_both", policy: str = "reco
         "kv_connector_module_path": "kvpool.connector.facade",
         "kv_role": role,
         "kv_load_failure_policy": policy,
-        # A busy machine may starve a thread for longer than an engine in production should wait for a lookup.
-        "kv_connector_extra_config": {"server": server_address, "lookup_s": 10, "request_s": 10, **extra},
+        # A busy machine may starve a thread for longer than an engine in production should wait for a lookup, and
+        # measures at random.
+        "kv_connector_extra_config": {
+            "server": server_address,
+            "lookup_s": 10,
+            "request_s": 10,
+            "load_budget": 0,
+            **extra,
+        },
     }
 
 

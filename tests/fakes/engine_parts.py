@@ -99,6 +99,7 @@ class FakeRequest:
     prompt_embeds: object = None
     resumable: bool = False
     skip_reading_prefix_cache: bool = False
+    kv_transfer_params: dict | None = None
 
     @property
     def all_token_ids(self):
@@ -136,6 +137,7 @@ class FakeLookups:
         self.calls = []
         self.open = {}
         self.answers = {}
+        self.clears = []
         self.prompt = True
         """True: answers are there at once."""
 
@@ -169,6 +171,10 @@ class FakeLookups:
         self.calls.append(("end", request_id))
         self.open.pop(request_id, None)
         self.answers.pop(request_id, None)
+
+    def clear(self, model):
+        self.calls.append(("clear", model))
+        return self.clears
 
     def forget_failed(self, request_id):
         self.calls.append(("forget_failed", request_id))

@@ -11,13 +11,16 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
+from kvpool.client.call import Call
 from kvpool.client.jobs import Answer
 from kvpool.client.link import Link
 from kvpool.client.scheduler import SchedulerAdapter
 from kvpool.client.state import LinkState
 from kvpool.config import ClientConfig
+from kvpool.wire.messages import Cleared
 
 __all__ = ["GroupScheduler", "Member", "lookup_id_of", "scheduler_over"]
 
@@ -145,6 +148,10 @@ class GroupScheduler:
         self._asked.pop(request_id, None)
         for adapter in self._adapters.values():
             adapter.forget_failed(request_id)
+
+    def clear(self, model: str) -> tuple[Call[Cleared], ...]:
+        """Ask all servers to drop all that they keep of a model, at once."""
+        return tuple(chain.from_iterable(adapter.clear(model) for adapter in self._adapters.values()))
 
     def states(self) -> dict[str, LinkState]:
         """Return how each server stands, by its label."""

@@ -17,7 +17,7 @@ from kvpool.client.link import Link
 from kvpool.config import ClientConfig
 from kvpool.model.errors import DeadlineExceeded
 from kvpool.model.keys import DIGEST_BYTES
-from kvpool.wire.messages import EndRequest, Found, FreeLookup, Lookup, LookupStatus
+from kvpool.wire.messages import Clear, Cleared, EndRequest, Found, FreeLookup, Lookup, LookupStatus
 
 __all__ = ["SchedulerAdapter"]
 
@@ -141,6 +141,10 @@ class SchedulerAdapter:
         self._failed[request_id] = None
         while len(self._failed) > _REQUESTS:
             del self._failed[next(iter(self._failed))]
+
+    def clear(self, model: str) -> tuple[Call[Cleared], ...]:
+        """Ask the server to drop all that it keeps of a model for this tenant, also what is held."""
+        return (self._link.submit(Clear(model=model, forced=True)),)
 
     def counters(self) -> dict[str, float]:
         """Return lookups that were answered, timed out or failed, since the start."""

@@ -106,6 +106,15 @@ class L1Config(Section, frozen=True, kw_only=True):
     """The host memory that keeps chunks."""
 
     size_bytes: Annotated[int, Meta(ge=16 * MIB, le=64 << 40, description="Bytes of the arena, exact.")] = 1 * GIB
+    max_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=64 << 40,
+            description="Most that size_bytes may be set to while the server runs; a larger one is cut to it. 0: as "
+            "size_bytes is at the start.",
+        ),
+    ] = 0
     directory: Annotated[str, Meta(min_length=1, description="Folder on a tmpfs that holds the segments.")] = (
         "/dev/shm/kvpool"  # noqa: S108
     )
@@ -282,6 +291,15 @@ class ClientConfig(Section, frozen=True, kw_only=True):
     load_min_tokens: Annotated[
         int, Meta(ge=0, le=1 << 24, description="Hits that bring fewer tokens are computed instead of loaded.")
     ] = 0
+    load_budget: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1000,
+            description="A load that is expected to take more than this times as long as computing is not made, as far "
+            "as both were measured; 0 loads every hit.",
+        ),
+    ] = 1.0
     label: Annotated[
         str, Meta(max_length=253, description="Name of this client on the admin face (the pod's name).")
     ] = ""

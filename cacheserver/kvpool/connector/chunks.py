@@ -36,6 +36,7 @@ class EngineRequest(Protocol):
     prompt_embeds: Any
     resumable: bool
     skip_reading_prefix_cache: bool
+    kv_transfer_params: dict[str, Any] | None
 
 
 class ChunkKeys:

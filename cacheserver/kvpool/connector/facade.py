@@ -260,13 +260,23 @@ class KVPoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             connector_output.failed_recving or (),
         )
 
-    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:  # noqa: ARG002
-        """Say whether the engine must hold the request's blocks a little longer."""
-        return self._half_of_scheduler().finished(request.request_id), None
+    def request_finished(
+        self,
+        request: Any,
+        block_ids: list[int],  # noqa: ARG002 - vLLM's signature
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Say whether the engine must hold the request's blocks a little longer, and what its answer tells of it."""
+        half = self._half_of_scheduler()
+        outcome = half.outcome(request.request_id)
+        return half.finished(request.request_id), outcome
 
-    def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, None]:
+    def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
         """As ``request_finished``."""
         return self.request_finished(request, block_ids)
+
+    def reset_cache(self) -> bool:
+        """Drop all that the servers keep of this engine's model; False if one of them did not say so."""
+        return self._half_of_scheduler().reset()
 
     # --- both ------------------------------------------------------------------------------------------------------
 
@@ -300,6 +310,7 @@ def _step(output: Any) -> Step:
         preempted=output.preempted_req_ids or (),
         idle=output.total_num_scheduled_tokens == 0,
         states=state.boundary_state_offloads,
+        tokens=output.total_num_scheduled_tokens,
     )
 
 

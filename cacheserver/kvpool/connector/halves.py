@@ -1,96 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The connector's two halves, put together: link, adapter, decisions and numbers, behind one net for failures.
-
-Nothing of ours may fail an engine. The first exception in a half is logged with its traceback and turns that half off:
-the scheduler's then answers misses and tells all workers to end their stores; a worker's reports every load as bad and
-every block as released. The engine goes on uncached until its restart, visibly (``kvpool_uncached{reason="failed"}``).
-"""
+"""The connector's two halves, put together: link, adapter, decisions and numbers, behind the net for failures."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from time import monotonic
+from typing import Any, Final
 
 from msgspec.structs import replace
 
 from kvpool.client.group import Member, scheduler_over
-from kvpool.client.jobs import Finished, Moment
+from kvpool.client.jobs import Moment
 from kvpool.client.worker import WorkerAdapter
 from kvpool.config import ClientConfig
 from kvpool.connector.attach import Attachment, Session
 from kvpool.connector.chunks import ChunkKeys, EngineRequest
+from kvpool.connector.facts import describe_worker, disagreement, layouts_of
 from kvpool.connector.fingerprint import Unidentified, adapter_fingerprint
 from kvpool.connector.groups import Tables
 from kvpool.connector.hits import Hits
+from kvpool.connector.idle import NoTransfers
 from kvpool.connector.memory import reach
-from kvpool.connector.plan import GroupFacts, StepPlan, WorkerFacts, decode
+from kvpool.connector.net import Half
+from kvpool.connector.plan import StepPlan, WorkerFacts, decode
+from kvpool.connector.rates import Rates
 from kvpool.connector.scheduler import SchedulerSide, Step
 from kvpool.connector.servers import NotPlaced, Placement, Servers, join, placements
-from kvpool.connector.statistics import Sampler
 from kvpool.connector.translate import EngineFacts, namespace_of
 from kvpool.connector.worker import Transfers, WorkerSide
 from kvpool.model.identity import ClientKind
-from kvpool.transfer.planes import Layout, LayoutError, PagedTensor, layout_of
+from kvpool.transfer.planes import LayoutError
 from kvpool.transfer.tensors import describe_tensors
 
-__all__ = ["SchedulerHalf", "WorkerHalf", "describe_worker"]
-
-T = TypeVar("T")
+__all__ = ["SchedulerHalf", "WorkerHalf"]
 
 log = logging.getLogger("kvpool.connector")
 
 CLOSE_S: Final = 2.0
 
 
-class _Half:
-    """The net, and the numbers."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._faults = 0
-        self.attachment: Attachment | Servers | None = None
-        self.refusal = ""
-        """Why this engine is not cached at all, in words."""
-        self.off = False
-        self._sampler = Sampler(name, lambda: self._faults_alone() if self.off else self._totals(), self._uncached)
-
-    def _guarded(self, step: Callable[[], T], otherwise: Callable[[], T]) -> T:
-        """Run *step*; after a failure, now or before, *otherwise*."""
-        if not self.off:
-            try:
-                return step()
-            except Exception:
-                self._faults += 1
-                self.off = True
-                log.exception("kvpool: the connector's %s half failed; the engine runs uncached", self._name)
-        return otherwise()
-
-    def _totals(self) -> Mapping[str, float]:
-        return self._faults_alone()
-
-    def _faults_alone(self) -> Mapping[str, float]:
-        """All that can still be counted after a failure."""
-        return {"faults": self._faults}
-
-    def _uncached(self) -> str:
-        if self.off:
-            return "failed"
-        if self.refusal:
-            return "unsupported"
-        return str(self.attachment.uncached() or "") if self.attachment is not None else "starting"
-
-    def sample(self) -> dict[str, Any]:
-        """Return what there is to count since the last call."""
-        return self._guarded(self._sampler.sample, self._sampler.sample)
-
-
-class WorkerHalf(_Half):
+class WorkerHalf(Half):
     """One worker's half. The engine's worker thread calls it."""
 
     def __init__(self, config: ClientConfig, node: str) -> None:
         super().__init__("worker")
         self._config = config
         self._node = node
-        self._side = self._make_side(_Nothing(), WorkerFacts(), off=True)
+        self._side = self._make_side(NoTransfers(), WorkerFacts(), off=True)
         self._transfers: WorkerAdapter | None = None
         self.facts = WorkerFacts(refusal="the engine registered no cache")
 
@@ -188,14 +143,17 @@ class WorkerHalf(_Half):
         }
 
 
-class SchedulerHalf(_Half):
+class SchedulerHalf(Half):
     """The scheduler's half. The engine's scheduling thread calls it."""
 
-    def __init__(self, config: ClientConfig, node: str) -> None:
+    def __init__(self, config: ClientConfig, node: str, clock: Callable[[], float] = monotonic) -> None:
         super().__init__("scheduler")
         self._config = config
         self._node = node
         self._side: SchedulerSide | None = None
+        self._clock = clock
+        self._rates = Rates(config.load_budget)
+        self._model = ""
         self._adapters: dict[tuple[int, str], str | None] = {}
 
     def attach(self, workers: Sequence[bytes]) -> None:
@@ -217,6 +175,8 @@ class SchedulerHalf(_Half):
         """See ``SchedulerSide.allocated``."""
         if (side := self._side) is not None:
             self._guarded(lambda: side.allocated(request_id, tables, external_tokens), lambda: None)
+            if external_tokens:
+                self._rates.load_began(request_id, external_tokens, self._clock())
 
     def received(
         self, request_ids: Iterable[str], bad_blocks: Iterable[int], failed_requests: Iterable[str] = ()
@@ -224,17 +184,41 @@ class SchedulerHalf(_Half):
         """See ``SchedulerSide.received``."""
         if (side := self._side) is not None:
             self._guarded(lambda: side.received(request_ids, bad_blocks, failed_requests), lambda: None)
+            now_s = self._clock()
+            self._rates.step_ended(now_s)
+            for request_id in request_ids:
+                # Blocks are named for any load: where there are some, no load of this step is a good sample.
+                well = not bad_blocks and request_id not in failed_requests
+                self._rates.load_ended(request_id, now_s, well=well)
 
     def plan(self, step: Step) -> StepPlan:
         """See ``SchedulerSide.plan``."""
         if (side := self._side) is None:
             return StepPlan(idle=step.idle)
+        self._rates.step_began(0 if step.idle else step.tokens, self._clock())
         return self._guarded(lambda: side.plan(step, self._session()), side.give_up)
+
+    def outcome(self, request_id: str) -> dict[str, Any] | None:
+        """See ``SchedulerSide.outcome``."""
+        if (side := self._side) is None:
+            return None
+        return self._guarded(lambda: side.outcome(request_id), lambda: None)
+
+    def reset(self) -> bool:
+        """Drop all that the servers keep of this engine's model; waits for them, at most ``request_s``.
+
+        Returns:
+            False if a server did not say that it has done so.
+        """
+        if (side := self._side) is None:
+            return True
+        return self._guarded(lambda: side.reset(self._model, self._config.request_s), lambda: False)
 
     def finished(self, request_id: str) -> bool:
         """See ``SchedulerSide.finished``."""
         if (side := self._side) is None:
             return False
+        self._rates.forget(request_id)
         return self._guarded(lambda: side.finished(request_id), lambda: False)
 
     def close(self) -> None:
@@ -244,7 +228,7 @@ class SchedulerHalf(_Half):
 
     def _attach(self, workers: Sequence[WorkerFacts]) -> None:
         placed: tuple[Placement, ...] = ()
-        self.refusal = _disagreement(workers)
+        self.refusal = disagreement(workers)
         if not self.refusal:
             try:
                 placed = placements(workers, self._node)
@@ -254,6 +238,7 @@ class SchedulerHalf(_Half):
             log.warning("kvpool: the engine runs uncached: %s", self.refusal)
             return
         facts = workers[0]
+        self._model = facts.namespace.model if facts.namespace is not None else ""
         groups = {group.number: group for worker in workers for group in worker.groups}
         assert facts.namespace is not None
         links = {p.label: Attachment(replace(self._config, server=p.server), ClientKind.SCHEDULER) for p in placed}
@@ -277,6 +262,7 @@ class SchedulerHalf(_Half):
             store_generated=self._config.store_generated,
             store_min_tokens=self._config.store_min_tokens,
             load_min_tokens=self._config.load_min_tokens,
+            rates=self._rates,
         )
         for place in placed:
             links[place.label].begin(place.facts, place.shards)
@@ -304,102 +290,3 @@ class SchedulerHalf(_Half):
         # Failed loads are counted where they fail, by the workers.
         counted = {name: value for name, value in counts.items() if name != "failed_loads"}
         return {**super()._totals(), **counted, "servers_down": down}
-
-
-class _Nothing:
-    """Transfers of an engine without a cache."""
-
-    def store(self, job: object) -> None:
-        """Keep nothing."""
-
-    def load(self, job: object) -> None:
-        """Never called: the half is off."""
-
-    def poll(self) -> Finished:
-        """Nothing ends."""
-        return Finished(frozenset(), {})
-
-    def has_stores(self, request_id: str) -> bool:  # noqa: ARG002 - the port's signature
-        """Nothing is read."""
-        return False
-
-    def cancel_stores(self, request_ids: Iterable[str], timeout_s: float) -> bool:  # noqa: ARG002 - the port's signature
-        """Nothing is read."""
-        return True
-
-    def settle_stores(self, jobs: object, patience_s: float, timeout_s: float) -> bool:  # noqa: ARG002 - as above
-        """Nothing is read."""
-        return True
-
-    def close(self, timeout_s: float) -> None:
-        """Nothing runs."""
-
-
-def layouts_of(engine: EngineFacts, tensors: Sequence[PagedTensor]) -> list[Layout]:
-    """Cut the engine's tensors into the layouts of its groups.
-
-    Raises:
-        LayoutError: a tensor does not fit, or is in no group's memory.
-    """
-    named = {tensor.name: tensor for tensor in tensors}
-    layouts = [layout_of([named.pop(n) for n in g.layers], engine.blocks, g.block_tokens) for g in engine.groups]
-    known = {(p.storage, p.offset, p.stride) for layout in layouts for p in layout.planes}
-    # Layers that use another one's memory are in no group.
-    for tensor in named.values():
-        for plane in layout_of([tensor], engine.blocks, 1).planes:
-            if (plane.storage, plane.offset, plane.stride) not in known:
-                raise LayoutError(f"{tensor.name} is in none of the engine's cache groups")
-    return layouts
-
-
-def describe_worker(engine: EngineFacts, layouts: Sequence[Layout], node: str, server: str) -> WorkerFacts:
-    """Return what a worker tells the scheduler."""
-    return WorkerFacts(
-        namespace=engine.namespace,
-        groups=tuple(
-            GroupFacts(
-                planes=layout.specs(),
-                block_tokens=group.block_tokens,
-                kind=group.kind,
-                window_tokens=group.window_tokens,
-                number=group.number,
-            )
-            for group, layout in zip(engine.groups, layouts, strict=True)
-        ),
-        hash_tokens=engine.hash_tokens,
-        stage=engine.strategy.stage,
-        stages=engine.strategy.pipeline,
-        shard=engine.strategy.shard,
-        readers=engine.strategy.readers,
-        writer=engine.strategy.writer,
-        node=node,
-        server=server,
-    )
-
-
-def _disagreement(workers: Sequence[WorkerFacts]) -> str:
-    """Say why these workers cannot be cached together; empty if they can."""
-    if not workers:
-        return "no worker said what it caches"
-    for facts in workers:
-        if facts.refusal:
-            return facts.refusal
-    stages = {facts.stage for facts in workers}
-    if stages != set(range(workers[0].stages)):
-        return f"{workers[0].stages} pipeline stages are expected, and {sorted(stages)} have a worker"
-    kinds = {(g.number, g.kind, g.window_tokens, g.block_tokens) for facts in workers for g in facts.groups}
-    if len(kinds) > len({number for number, *_ in kinds}):
-        return "the ranks' caches differ in the kinds of their groups"
-    return next(filter(None, (_stage_disagreement([f for f in workers if f.stage == s]) for s in sorted(stages))), "")
-
-
-def _stage_disagreement(workers: Sequence[WorkerFacts]) -> str:
-    first = workers[0]
-    if any((f.namespace, f.groups) != (first.namespace, first.groups) for f in workers):
-        return "the ranks' caches differ in layout or model"
-    assert first.namespace is not None
-    if {f.shard for f in workers} != set(range(first.namespace.shard_count)):
-        return (
-            f"{first.namespace.shard_count} shards are expected, and {sorted({f.shard for f in workers})} have a worker"
-        )
-    return ""

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the scheduler's half knows of each request, and its lookups: sent early, asked about often, never waited for."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from kvpool.client.call import Call
 from kvpool.client.jobs import Answer
 from kvpool.connector.attach import Session
 from kvpool.connector.chunks import ChunkKeys, EngineRequest
+from kvpool.connector.wishes import Wishes
 from kvpool.model.keys import DIGEST_BYTES
+from kvpool.wire.messages import Cleared
 
 __all__ = ["EARLY_LOOKUPS", "Counts", "Hits", "Lookups", "Tracked"]
 
@@ -40,12 +43,16 @@ class Lookups(Protocol):
     def forget_failed(self, request_id: str) -> None:
         """A load failed: the request's lookup is over."""
 
+    def clear(self, model: str) -> Sequence[Call[Cleared]]:
+        """Ask every server to drop all that is kept of a model, held or not."""
+
 
 @dataclass(slots=True)
 class Tracked:
     """One request that the engine knows."""
 
     request: EngineRequest
+    wishes: Wishes = field(default_factory=Wishes)
     objection: str | None = None
     """Why it is not cached; empty if it is, None before it was looked at."""
 
@@ -69,6 +76,11 @@ class Tracked:
     """A store was planned: workers may read its blocks after its end."""
 
     failed: bool = False
+    refused: bool = False
+    """Its hit is not worth a load."""
+
+    loaded_tokens: int = 0
+    """Tokens of loads that were planned for it."""
 
 
 @dataclass(slots=True)
@@ -155,6 +167,10 @@ class Hits:
         if tracked.epoch:
             self._lookups.end(tracked.request.request_id)
 
+    def clear(self, model: str) -> Sequence[Call[Cleared]]:
+        """Ask every server to drop all that is kept of a model."""
+        return self._lookups.clear(model)
+
     def cacheable(self, tracked: Tracked, session: Session) -> bool:
         """Fit the request to the session's chunks; False if its content cannot be identified."""
         if self._keys is None or self._keys.chunk_tokens != session.chunk_tokens:
@@ -177,20 +193,25 @@ class Hits:
         return (
             self._loads
             and not tracked.failed
+            and tracked.wishes.load
             and not request.skip_reading_prefix_cache
-            and request.num_tokens - self._left_tokens >= session.chunk_tokens
+            and self._most_tokens(tracked) >= session.chunk_tokens
             and self.cacheable(tracked, session)
         )
 
     def _ask(self, tracked: Tracked, session: Session, now_s: float) -> None:
         request_id = tracked.request.request_id
-        end = tracked.request.num_tokens - self._left_tokens
+        end = self._most_tokens(tracked)
         self.extend(tracked, end)
         if tracked.epoch:
             self._lookups.release(request_id)
         self._lookups.lookup(request_id, tracked.digests[: end // tracked.chunk_tokens * DIGEST_BYTES], self._shards)
         tracked.asked_s, tracked.answer, tracked.epoch = now_s, None, session.epoch
         self._unused.add(request_id)
+
+    def _most_tokens(self, tracked: Tracked) -> int:
+        most, wished = tracked.request.num_tokens - self._left_tokens, tracked.wishes.max_load_tokens
+        return most if wished is None else min(most, wished)
 
     def _has_lookup(self, tracked: Tracked, session: Session, now_s: float) -> bool:
         return (

@@ -16,6 +16,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
+from time import monotonic
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +26,8 @@ from kvpool.connector.chunks import EngineRequest
 from kvpool.connector.groups import Part, Tables, load_part, store_parts
 from kvpool.connector.hits import Hits, Tracked
 from kvpool.connector.plan import GroupFacts, PlannedLoad, PlannedStore, StepPlan
+from kvpool.connector.rates import Rates
+from kvpool.connector.wishes import KEY, Wishes, wishes_of
 from kvpool.model.identity import Role
 from kvpool.model.keys import DIGEST_BYTES
 
@@ -50,6 +54,9 @@ class Step:
     states: Mapping[str, States] = field(default_factory=dict)
     """Recurrent states that the engine saves in this step, by request."""
 
+    tokens: int = 0
+    """Tokens that it computes, of all requests."""
+
 
 @dataclass(slots=True)
 class _Counts:
@@ -57,6 +64,7 @@ class _Counts:
 
     loads: int = 0
     failed_loads: int = 0
+    loads_not_worth: int = 0
     stores: int = 0
 
 
@@ -80,6 +88,7 @@ class SchedulerSide:
         store_generated: bool,
         store_min_tokens: int = 0,
         load_min_tokens: int = 0,
+        rates: Rates | None = None,
     ) -> None:
         """Make it.
 
@@ -90,6 +99,7 @@ class SchedulerSide:
             store_generated: also store chunks with generated tokens.
             store_min_tokens: a shorter prompt is not stored.
             load_min_tokens: a hit that brings fewer tokens is computed instead.
+            rates: knows which loads are expected to pay; not given: all.
         """
         self._hits = hits
         self._stores = role.stores
@@ -97,6 +107,7 @@ class SchedulerSide:
         self._block_tokens = math.lcm(*(group.block_tokens for group in groups))
         self._store_generated = store_generated
         self._store_min_tokens, self._load_min_tokens = store_min_tokens, max(1, load_min_tokens)
+        self._rates = rates or Rates(0)
         self._requests: dict[str, Tracked] = {}
         self._loading: set[str] = set()
         self._asking = False
@@ -107,7 +118,7 @@ class SchedulerSide:
 
     def arrived(self, request: EngineRequest, session: Session | None, now_s: float) -> None:
         """The engine took a new request."""
-        tracked = self._requests[request.request_id] = Tracked(request)
+        tracked = self._requests[request.request_id] = Tracked(request, wishes_of(request.kv_transfer_params))
         self._hits.early(tracked, session, now_s)
 
     def matched(
@@ -118,15 +129,17 @@ class SchedulerSide:
         May be called any number of times for a request that waits. A local hit that ends inside a block gets no load:
         blocks are written whole, and that one may be shared.
         """
-        tracked = self._requests.setdefault(request.request_id, Tracked(request))
+        if (tracked := self._requests.get(request.request_id)) is None:
+            tracked = self._requests[request.request_id] = Tracked(request, wishes_of(request.kv_transfer_params))
         answer = self._hits.found(tracked, session, now_s)
         if answer is None:
             self._asking = True
             return None, False
         tracked.local_tokens = local_tokens
         external = answer.chunks * tracked.chunk_tokens - local_tokens
-        worth = external >= self._load_min_tokens and not local_tokens % self._block_tokens
-        return (external, True) if worth else (0, False)
+        possible = external >= self._load_min_tokens and not local_tokens % self._block_tokens
+        tracked.refused = possible and not self._rates.worth(external)
+        return (external, True) if possible and not tracked.refused else (0, False)
 
     def allocated(self, request_id: str, tables: Tables, external_tokens: int) -> None:
         """The engine gave the request blocks (all of its *tables*) to load *external_tokens* into, or to compute."""
@@ -135,12 +148,16 @@ class SchedulerSide:
             return
         tracked.kept = tracked.answer.chunks
         if not external_tokens:
+            if tracked.refused:
+                self._rates.refuse()
+                self._counts.loads_not_worth += 1
             self._hits.release(tracked)
             return
         loads = [*self._load(tracked, tracked.answer.lookup_id, tables, external_tokens)]
         self._hits.use(tracked, tracked.local_tokens // tracked.chunk_tokens, external_tokens)
         self._next.loads += loads
         self._counts.loads += 1
+        tracked.loaded_tokens += external_tokens
         written = (np.frombuffer(load.blocks, dtype="<i8")[load.skip_blocks :].tolist() for load in loads)
         tracked.loading = frozenset(chain.from_iterable(written))
         self._loading.add(request_id)
@@ -187,6 +204,13 @@ class SchedulerSide:
             asking=step.idle and asking,
         )
 
+    def outcome(self, request_id: str) -> dict[str, Any] | None:
+        """Return what a request that asked for something is told in its answer; before ``finished``."""
+        tracked = self._requests.get(request_id)
+        if tracked is None or KEY not in (tracked.request.kv_transfer_params or ()):
+            return None
+        return {KEY: {"loaded_tokens": 0 if tracked.failed else tracked.loaded_tokens}}
+
     def finished(self, request_id: str) -> bool:
         """The engine is done with a request; True if its blocks must stay until each worker said so.
 
@@ -202,6 +226,20 @@ class SchedulerSide:
             return False
         self._next.released.append(request_id)
         return True
+
+    def reset(self, model: str, timeout_s: float) -> bool:
+        """Drop all that the servers keep of *model*; what requests were promised of it is lost, and computed.
+
+        Returns:
+            True if every server has done so in time.
+        """
+        calls = self._hits.clear(model)
+        for tracked in self._requests.values():
+            # What was computed until now is part of what is dropped.
+            tracked.wishes = Wishes(store=False, load=False)
+        ends_s = monotonic() + timeout_s
+        done = [call.wait(max(0.0, ends_s - monotonic())) and call.error() is None for call in calls]
+        return all(done)
 
     def give_up(self) -> StepPlan:
         """Return the plan after a failure of this half: everything ends, no block stays held for ever."""
@@ -247,7 +285,8 @@ class SchedulerSide:
         request = tracked.request
         limit = request.num_tokens if self._store_generated else request.num_prompt_tokens
         end = min(computed_tokens, limit) // session.chunk_tokens
-        if end <= tracked.kept or request.num_prompt_tokens < self._store_min_tokens:
+        too_short = request.num_prompt_tokens < self._store_min_tokens
+        if end <= tracked.kept or too_short or not tracked.wishes.store:
             return
         if not self._hits.cacheable(tracked, session):
             return

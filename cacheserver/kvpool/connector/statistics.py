@@ -33,6 +33,9 @@ COUNTERS: Final[dict[str, Row]] = {
     "lookup_tokens": Row("kvpool_lookup_tokens", "Tokens of looked-up requests that the engine did not hold itself."),
     "hit_tokens": Row("kvpool_hit_tokens", "Tokens that loads were planned for."),
     "loads": Row("kvpool_loads", "Loads planned by the scheduler."),
+    "loads_not_worth": Row(
+        "kvpool_loads_not_worth", "Hits that were computed: their loads were expected to take longer."
+    ),
     "stores": Row("kvpool_stores", "Stores planned by the scheduler."),
     "uncacheable_requests": Row("kvpool_uncacheable_requests", "Requests with content that cannot be identified."),
     "failed_loads": Row("kvpool_failed_loads", "Loads that left blocks without valid data, once for each rank."),

@@ -7,12 +7,15 @@ import blake3
 import pytest
 from tests.fakes.engine_parts import BLOCK, CHUNK, GROUPS, FakeLookups, FakeRequest, chunk_keys
 
+from kvpool.client.call import Call
 from kvpool.connector.attach import Session
 from kvpool.connector.hits import EARLY_LOOKUPS, Hits
-from kvpool.connector.plan import block_array
+from kvpool.connector.plan import GroupFacts, block_array
+from kvpool.connector.rates import Rates
 from kvpool.connector.scheduler import SchedulerSide, Step
 from kvpool.model import keys
-from kvpool.model.identity import Role
+from kvpool.model.identity import GroupKind, Role
+from kvpool.wire.messages import Clear, Cleared
 
 SESSION = Session(epoch=1, chunk_tokens=CHUNK, lookup_lease_s=60.0)
 NOTHING = (0, False)
@@ -21,7 +24,7 @@ NOTHING = (0, False)
 class Bench:
     """A side, its lookups, and the engine's calls with fewer words."""
 
-    def __init__(self, *, role=Role.BOTH, store_generated=False, lookups=None, **least):
+    def __init__(self, *, role=Role.BOTH, store_generated=False, lookups=None, groups=GROUPS, **least):
         self.lookups = lookups or FakeLookups()
         self.session = SESSION
         self.now_s = 0.0
@@ -30,8 +33,9 @@ class Bench:
             loads=role.loads,
             shards=(0, 1),
             keys=lambda chunk_tokens: chunk_keys(chunk_tokens=chunk_tokens),
+            whole=len(groups) == 1,
         )
-        self.side = SchedulerSide(hits, role=role, groups=GROUPS, store_generated=store_generated, **least)
+        self.side = SchedulerSide(hits, role=role, groups=groups, store_generated=store_generated, **least)
 
     def hold(self, request, chunks):
         """Make the server hold the first chunks of a request."""
@@ -529,3 +533,169 @@ def test_giving_up_lets_go_of_everything() -> None:
 
     assert (plan.released, plan.off) == (("r",), True)
     assert bench.side.give_up().released == ()
+
+
+# --- several groups --------------------------------------------------------------------------------------------------
+
+HYBRID = (
+    *GROUPS,
+    GroupFacts(planes=(), block_tokens=BLOCK, kind=GroupKind.WINDOW, window_tokens=8, number=1),
+    GroupFacts(planes=(), block_tokens=8, kind=GroupKind.STATE, number=2),
+)
+TABLES = [[*range(1, 11)], [0] * 6 + [17, 18, 19, 20], [0, 0, 0, 24, 25]]
+
+
+def parts(work):
+    return [(p.group, p.first, block_array(p.blocks, 1).ravel().tolist()) for p in work]
+
+
+def test_a_load_restores_each_group_as_far_as_the_prefix_needs_it() -> None:
+    bench = Bench(groups=HYBRID)
+    request = bench.arrived(prompt(40), held=2)
+    assert bench.matched(request) == (32, True)
+
+    bench.side.allocated("r", TABLES, 32)
+
+    loads = bench.plan().loads
+    assert parts(loads) == [(0, 0, [1, 2, 3, 4, 5, 6, 7, 8]), (1, 1, [0, 0, 17, 18]), (2, 1, [24])]
+    assert {load.end for load in loads} == {2}
+    assert [load.skip_blocks for load in loads] == [0, 2, 0]
+    assert bench.side.counters()["loads"] == 1
+
+
+def test_a_hit_of_several_groups_leaves_a_token_to_compute() -> None:
+    """The last token of the prompt would be computed on top of a state that has it already."""
+    bench = Bench(groups=HYBRID)
+    request = bench.arrived(prompt(32), held=2)
+
+    assert bench.matched(request) == (16, True)
+
+
+def test_local_hits_that_one_group_has_no_whole_block_of_get_no_load() -> None:
+    bench = Bench(groups=HYBRID)
+    request = bench.arrived(prompt(40), held=2)
+
+    assert bench.matched(request, 8) == (24, True)
+    assert bench.matched(request, 12) == NOTHING
+
+
+def test_a_step_stores_each_group_as_far_as_it_is_there() -> None:
+    bench = Bench(groups=HYBRID)
+    request = bench.arrived(prompt(40))
+    assert bench.matched(request) == NOTHING
+    bench.side.allocated("r", TABLES, 0)
+    states = {"r": [(2, 24, 32), (2, 25, 40), (1, 99, 16)]}
+
+    plan = bench.side.plan(Step([("r", 40)], lambda _: TABLES, states=states), SESSION)
+
+    assert parts(plan.stores) == [
+        (0, 0, [1, 2, 3, 4, 5, 6, 7, 8]),
+        (1, 1, [-1, -1, 17, 18]),
+        (2, 1, [24]),
+    ], "a window's first chunk is gone, and no state was saved at its end"
+    digests = chunk_keys().extend(request, b"", 40)
+    assert [(s.parent, s.digests) for s in plan.stores[1:]] == [(digests[:32], digests[32:64])] * 2
+    assert bench.side.counters()["stores"] == 1
+
+
+@pytest.mark.behaviour("D054")
+def test_a_load_that_failed_as_a_whole_is_a_miss_from_then_on() -> None:
+    bench = Bench(groups=HYBRID)
+    request = bench.arrived(prompt(40), held=2)
+    assert bench.matched(request) == (32, True)
+    bench.side.allocated("r", TABLES, 32)
+
+    bench.side.received({"r"}, (), {"r"})
+
+    assert bench.matched(request) == NOTHING
+    assert bench.side.counters()["failed_loads"] == 1
+
+
+# --- what requests ask for, and what is worth it ---------------------------------------------------------------------
+
+
+def wishing(**wishes):
+    return prompt(40, kv_transfer_params={"kvpool": wishes})
+
+
+@pytest.mark.parametrize(
+    ("wishes", "loaded", "stored"),
+    [
+        ({}, 32, 0),
+        ({"store": False}, 32, 0),
+        ({"load": False}, 0, 2),
+        ({"store": False, "load": False}, 0, 0),
+        ({"max_load_tokens": 31}, 16, 1),
+        ({"max_load_tokens": 15}, 0, 2),
+        ({"stor": False}, 0, 0),
+        ({"store": "no"}, 0, 0),
+        ({"max_load_tokens": -1}, 0, 0),
+    ],
+)
+def test_a_request_may_opt_out(wishes, loaded, stored) -> None:
+    """What cannot be understood gets neither: a wish to opt out must not be lost to a typing error."""
+    bench = Bench()
+    request = bench.arrived(wishing(**wishes), held=2)
+
+    assert bench.matched(request)[0] == loaded
+    bench.side.allocated("r", bench.blocks(request), loaded)
+    bench.plan()
+    bench.side.received(["r"], ())
+
+    assert sum(len(s.digests) // 32 for s in bench.plan((request, 40)).stores) == stored
+
+
+def test_parameters_of_others_are_none_of_ours() -> None:
+    bench = Bench()
+    request = bench.arrived(prompt(40, kv_transfer_params={"do_remote_prefill": True}), held=2)
+
+    assert bench.matched(request) == (32, True)
+    assert bench.side.outcome("r") is None
+
+
+def test_who_asks_for_something_is_told_what_was_loaded() -> None:
+    bench = Bench()
+    request = bench.arrived(wishing(), held=2)
+    bench.admit(request)
+    assert bench.side.outcome("r") == {"kvpool": {"loaded_tokens": 32}}
+
+    bench.plan()
+    bench.side.received(["r"], [1])
+    assert bench.side.outcome("r") == {"kvpool": {"loaded_tokens": 0}}
+
+
+class NeverWorth(Rates):
+    def worth(self, tokens):  # noqa: ARG002 - of whatever size
+        return False
+
+
+def test_a_hit_that_is_not_worth_a_load_is_computed_and_not_stored_again() -> None:
+    rates = NeverWorth(1.0)
+    bench = Bench(rates=rates)
+    request = bench.arrived(prompt(40), held=2)
+
+    assert [bench.matched(request) for _ in range(3)] == [NOTHING] * 3
+    bench.side.allocated("r", bench.blocks(request), 0)
+
+    assert bench.plan((request, 40)).stores == ()
+    assert bench.lookups.open == {}
+    assert (bench.side.counters()["loads_not_worth"], rates.refused) == (1, 1)
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_a_reset_drops_what_is_kept_and_what_was_computed_until_now(answered) -> None:
+    """Whoever resets has changed the weights, or what they stand for."""
+    bench = Bench()
+    request = bench.arrived(prompt(40), held=0)
+    bench.admit(request)
+    call = Call(Clear(model="m", forced=True), (), 1.0)
+    if answered:
+        call.finish(Cleared(chunks=1, kept=0), ())
+    bench.lookups.clears = [call]
+
+    assert bench.side.reset("m", 0.01) is answered
+    assert bench.lookups.calls[-1] == ("clear", "m")
+    assert bench.plan((request, 40)).stores == ()
+    fresh = bench.arrived(prompt(40, "s"))
+    bench.admit(fresh)
+    assert bench.plan((fresh, 40)).stores != ()
