@@ -221,3 +221,32 @@ def check_next_arena(factory: Factory, folder: Path, operations: list[tuple[str,
     with factory(folder) as arena:
         assert {s for r in arena.recovered for s in r.writing.tolist()} == set(writing)
         assert {k: v for r in arena.recovered for k, v in by_slot(r.ready, r.ready_rows).items()} == ready
+
+
+def test_a_retired_region_gives_its_memory_back_and_comes_back_empty(arena: Arena, factory: Factory) -> None:
+    arena.format(0, MIB, "a")
+    arena.format(1, MIB, "a")
+    complete(arena, slots(arena, 1, 0), 5)
+    arena.view(0)[:6] = b"secret"
+    before = arena.memories(np.array([0, 1]))
+
+    arena.retire(0)
+    arena.retire(2)
+
+    assert list(arena.memories(np.array([0, 1])) == before) == [False, True], "no mapping reaches what comes after"
+    arena.restore(0)
+    arena.restore(2)
+    assert arena.format(0, MIB, "a") == arena.region_bytes // MIB
+    assert bytes(arena.view(0)[:6]) == bytes(6)
+    assert arena.format(2, MIB, "b") == arena.region_bytes // MIB
+
+
+def test_what_was_retired_is_not_recovered(factory: Factory, tmp_path: Path) -> None:
+    with factory(tmp_path) as arena:
+        for region in (0, 1):
+            arena.format(region, MIB, "a")
+            complete(arena, slots(arena, region, 0), region)
+        arena.erase(slots(arena, 0, 0))
+        arena.retire(0)
+    with factory(tmp_path) as again:
+        assert [r.region for r in again.recovered] == [1]

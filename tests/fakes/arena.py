@@ -18,7 +18,10 @@ class MemoryArena:
     """Bytes, headers and states in arrays. ``reopen`` is what the next server finds after a crash at this moment."""
 
     def __init__(self, regions: int = 4, region_bytes: int = 16 * PAGE) -> None:
-        self.regions = regions
+        self.regions = self.usable = regions
+        self.idle: set[int] = set()
+        """Retired regions: they have no memory."""
+
         self.region_bytes = region_bytes
         self.stride = region_bytes // PAGE
         self.recovered: Sequence[RecoveredRegion] = ()
@@ -39,12 +42,24 @@ class MemoryArena:
     def format(self, region: int, slot_bytes: int, owner: str) -> int:
         if self.full:
             raise PoolFull("no memory")
+        assert region not in self.idle, "it is retired"
         if self._owners[region] != owner or not self._bytes[region]:
             self.generations[region] += bool(self._bytes[region])
             self._bytes[region] = bytearray(self.region_bytes)
         self._slot_bytes[region], self._owners[region] = slot_bytes, owner
         self._state[region * self.stride : (region + 1) * self.stride] = EMPTY
         return min(self.region_bytes // slot_bytes, self.stride)
+
+    def retire(self, region: int) -> None:
+        assert region not in self.idle
+        assert not self._state[region * self.stride : (region + 1) * self.stride].any(), "it holds something"
+        self.idle.add(region)
+        self.generations[region] += bool(self._bytes[region])
+        self._bytes[region] = bytearray()
+        self._slot_bytes[region], self._owners[region] = 0, None
+
+    def restore(self, region: int) -> None:
+        self.idle.remove(region)
 
     def begin(self, slots: SlotArray, rows: NDArray[np.void]) -> None:
         self._rows[slots] = rows

@@ -81,6 +81,12 @@ def check_regions(core: Core) -> None:
         slots += region.count
     for number in regions.empty:
         assert not phase[number * regions.stride : (number + 1) * regions.stride].any()
+    apart = [*regions.empty, *regions.retired, *(r.number for r in regions)]
+    assert sorted(apart) == list(range(len(regions.owner))), "each region is empty, retired or cut"
+    for number in regions.retired:
+        assert not phase[number * regions.stride : (number + 1) * regions.stride].any()
+    assert all(r.draining_since_s is not None for r in regions if r.number in regions.leaving)
+    assert regions.usable >= min(core.sizing.wanted, len(regions.owner)), "never fewer than wanted"
     assert (regions.slots_used, regions.used_bytes, regions.slots) == (used, used_bytes, slots)
     condemned = np.flatnonzero(phase == Phase.CONDEMNED)
     assert (core.index.slots.pins[condemned] > 0).all(), "a condemned slot that nobody holds was not freed"

@@ -116,6 +116,8 @@ class Machine:
         self.now_s = 0.0
         self.writes = 0
         self.procs: list[Proc] = []
+        self.unproven: list[bytes] = []
+        """Clients whose death the server has not been told of."""
         self.complete: dict[Key, set[int]] = {}
         """Writes of each chunk that were complete when they became readable."""
         self.sure: set[Key] = set()
@@ -205,6 +207,8 @@ class Machine:
                 self.engine.client_lost(client_id, self.now_s, proven_dead=False)
                 if how < 0.8:
                     self.engine.writers_proven_dead(client_id, self.now_s)
+                else:
+                    self.unproven.append(client_id)
 
     def op_unregister(self) -> None:
         if proc := self._proc():
@@ -525,6 +529,13 @@ class Machine:
         self.engine.clear(tenant, self.random.choice(("", "m0", "m2")), self.random.random() < 0.5, self.now_s)
         self.sure.clear()
 
+    def op_resize(self) -> None:
+        """Somebody changes the size of L1 while all goes on."""
+        regions = self.random.randint(1, self.arena.regions)
+        self.engine.room.resize(regions, self.now_s)
+        self.arena.usable = regions
+        self.sure.clear()
+
     def op_crash(self) -> None:
         """The server dies; its own copies and fetches with it. Clients live on with what they were told."""
         for proc in self.procs:
@@ -546,6 +557,7 @@ class Machine:
     def _reopened(self) -> WatchedArena:
         after = self.arena.reopen()
         assert isinstance(after, WatchedArena)
+        after.usable = self.arena.usable
         after.procs = self.procs
         return after
 
@@ -561,12 +573,16 @@ class Machine:
             self.procs.remove(proc)
             self._end_copies(proc)
             self.engine.client_lost(proc.client.client_id, self.now_s, proven_dead=True)
+        for client_id in self.unproven:
+            self.engine.writers_proven_dead(client_id, self.now_s)
         self.tier.finish()
-        for _ in range(3):
+        for _ in range(3 + self.arena.regions):
             self.now_s += 1000
             self.engine.tick(self.now_s)
         check(self.engine)
         numbers = self.engine.numbers()
+        assert numbers.l1_bytes == numbers.l1_wanted_bytes, "what had to go is gone"
+        assert numbers.l1_mapped_bytes == 0
         assert (numbers.leases, numbers.sessions, numbers.clients) == (0, 0, 0)
         assert (numbers.pinned_bytes, numbers.quarantined_bytes) == (0, 0)
         assert numbers.slots_used == numbers.chunks
@@ -596,6 +612,7 @@ WEIGHTS = {
     "op_tick": 60,
     "op_tier": 60,
     "op_clear": 3,
+    "op_resize": 3,
     "op_crash": 1,
 }
 """How often each operation comes, relative to the others."""

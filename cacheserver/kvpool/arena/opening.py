@@ -55,7 +55,7 @@ def open_arena(
         if not config.persist:
             resources.callback(_remove_files, folder, pool_uid, sizes)
         segments = _open_segments(folder, pool_uid, sizes, adopted, resources)
-        parts = Parts(folder, pool_uid, sizes, segments, Scopes(folder, pool_uid), swept)
+        parts = Parts(folder, pool_uid, sizes, segments, Scopes(folder, pool_uid), swept, config, machine)
         recovered, sequence = _recover(segments, sizes.stride)
         return ShmArena(parts, recovered, sequence, resources.pop_all())
 

@@ -55,6 +55,7 @@ class Segment:
         self._data_name, self._head_name = file_names(pool_uid, region)
         self._lock = threading.Lock()
         self._closed = False
+        self._idle = False
         self._touched = 0
         self._data_fd = self._folder.open(self._data_name, writable=False)
         self._data, self._grown = self._map_data()
@@ -107,6 +108,19 @@ class Segment:
         self._open_headers(cut.slots)
         self._page.write(cut)
         self.cut = cut
+
+    def retire(self) -> None:
+        """Give the region's memory back and reserve none until ``restore``; nobody uses it."""
+        with self._lock:
+            self._idle = True
+        self._clear()
+        if self._page.used or self._grown:
+            self._renew_data()
+
+    def restore(self) -> None:
+        """Let the region be used again."""
+        with self._lock:
+            self._idle = False
 
     def release(self) -> None:
         """Make the region empty, with new memory: no mapping that a client still has reaches it any more."""
@@ -163,7 +177,8 @@ class Segment:
             PoolFull: the tmpfs is full.
         """
         with self._lock:
-            length = 0 if self._closed else min(length, self._sizes.region_bytes - self._grown)
+            rest = self._sizes.region_bytes - self._grown
+            length = 0 if self._closed or self._idle else min(length, rest)
             if length:
                 with self._refusing("memory"), self._folder.opened(self._data_name) as fd:
                     os.posix_fallocate(fd, self._grown, length)
@@ -184,6 +199,10 @@ class Segment:
                 np.max(pages[::PAGE_BYTES])
                 self._touched += length
             return length
+
+    def taken_bytes(self) -> int:
+        """Bytes of memory that the region's files take."""
+        return sum(self._folder.allocated_bytes(name) for name in (self._data_name, self._head_name))
 
     @property
     def grown_bytes(self) -> int:

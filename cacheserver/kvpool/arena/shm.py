@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,9 +17,11 @@ from kvpool.arena.growth import Growth
 from kvpool.arena.header import SlotState, Store
 from kvpool.arena.leftovers import aside_bytes
 from kvpool.arena.page import Cut
+from kvpool.arena.preflight import Machine, check_memory
 from kvpool.arena.scopes import Scopes
 from kvpool.arena.segment import Segment
 from kvpool.arena.sizes import Sizes
+from kvpool.config import L1Config
 from kvpool.model.slots import RecoveredRegion, SlotArray, header_rows
 
 __all__ = ["Parts", "ShmArena"]
@@ -38,6 +41,8 @@ class Parts:
 
     scopes: Scopes
     swept_pools: Sequence[str]
+    config: L1Config
+    machine: Machine
 
 
 class ShmArena:
@@ -51,6 +56,7 @@ class ShmArena:
         self, parts: Parts, recovered: Sequence[RecoveredRegion], sequence: int, resources: contextlib.ExitStack
     ) -> None:
         self.regions = parts.sizes.regions
+        self.usable = parts.sizes.usable
         self.region_bytes = parts.sizes.region_bytes
         self.stride = parts.sizes.stride
         self.recovered = recovered
@@ -58,6 +64,7 @@ class ShmArena:
         """Uids of deleted pools whose files were removed when this arena was opened."""
 
         self._folder, self._pool_uid = parts.folder, parts.pool_uid
+        self._config, self._machine = parts.config, parts.machine
         self._segments, self._scopes = parts.segments, parts.scopes
         self._sequence = sequence
         self._growth: Growth | None = None
@@ -89,6 +96,28 @@ class ShmArena:
         slots = self.region_bytes // slot_bytes if slot_bytes > 0 else 0
         self._segments[region].format(Cut(slot_bytes, slots, owner))
         return slots
+
+    def retire(self, region: int) -> None:
+        """Give a region's memory back: nothing in it is found any more, and nobody's mapping reaches what comes after.
+
+        What clients have mapped stays taken until they let go.
+        """
+        self._segments[region].retire()
+
+    def restore(self, region: int) -> None:
+        """Let a retired region be cut again."""
+        self._segments[region].restore()
+
+    def check_room(self, regions: int) -> None:
+        """Refuse more regions in use than the machine has room for.
+
+        Raises:
+            ArenaError: with the numbers and the remedy.
+        """
+        config = msgspec.structs.replace(self._config, size_bytes=regions * self.region_bytes)
+        sizes = Sizes(self.regions, self.region_bytes, regions)
+        taken = sum(s.taken_bytes() for s in self._segments)
+        check_memory(config, sizes, taken, self._machine)
 
     def release(self, region: int) -> None:
         """Make a region empty, with new memory: nobody's mapping reaches it any more, and nothing in it is found."""
@@ -175,11 +204,19 @@ class ShmArena:
         return self._scopes.known()
 
     def grow(self, threads: int = 0) -> None:
-        """Begin to take all memory in the background; 0 threads means half of the cores, at most four. Once."""
+        """Begin to take the memory of all regions in use, in the background; again after regions were restored.
+
+        0 threads means half of the cores, at most four.
+        """
         if self._growth is None:
-            wanted = threads or min(_GROWTH_THREADS, max(1, (os.cpu_count() or 1) // 2))
-            self._growth = Growth(self._segments, wanted)
-            self._resources.callback(self._growth.stop)
+            self._resources.callback(self._stop_growing)
+        self._stop_growing()
+        wanted = threads or min(_GROWTH_THREADS, max(1, (os.cpu_count() or 1) // 2))
+        self._growth = Growth(self._segments, wanted)
+
+    def _stop_growing(self) -> None:
+        if self._growth is not None:
+            self._growth.stop()
 
     @property
     def grown_bytes(self) -> int:

@@ -28,7 +28,16 @@ class Sizes:
     """Numbers of one arena."""
 
     regions: int
+    """All that there may ever be."""
+
     region_bytes: int
+    first: int | None = None
+    """To be used at first; all if not given."""
+
+    @property
+    def usable(self) -> int:
+        """Regions to be used at first."""
+        return self.regions if self.first is None else self.first
 
     @property
     def stride(self) -> int:
@@ -37,8 +46,8 @@ class Sizes:
 
     @property
     def data_bytes(self) -> int:
-        """Bytes for chunks."""
-        return self.regions * self.region_bytes
+        """Bytes for chunks, at first."""
+        return self.usable * self.region_bytes
 
     @property
     def needed_bytes(self) -> int:
@@ -48,8 +57,9 @@ class Sizes:
 
 def sizes_of(config: L1Config) -> Sizes:
     """Return regions for *config*: as configured, or automatic ones between 4 MiB and 1 GiB."""
-    region_bytes = config.segment_bytes or _automatic(config.size_bytes)
-    return Sizes(config.size_bytes // region_bytes, region_bytes)
+    most = config.max_bytes or config.size_bytes
+    region_bytes = config.segment_bytes or _automatic(most)
+    return Sizes(most // region_bytes, region_bytes, min(config.size_bytes, most) // region_bytes)
 
 
 def _automatic(size_bytes: int) -> int:

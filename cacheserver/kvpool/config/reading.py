@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from kvpool._version import __version__
-from kvpool.config.fields import AuthKind, ClientConfig, Section, ServerConfig
+from kvpool.config.fields import AuthKind, ClientConfig, L1Config, Section, ServerConfig
 from kvpool.model.identity import Mode
 
 __all__ = [
@@ -30,6 +30,8 @@ CLIENT_ENV_PREFIX: Final = "KVPOOL_CLIENT__"
 _SOCKET_PATH_BYTES: Final = 100
 """A Unix socket's path holds 107 bytes; the descriptor socket adds a suffix."""
 _SEGMENT_STEP: Final = 2 << 20
+_MOST_GROWTH: Final = 16
+"""Segments are at most a 32nd of the largest size, so that the smallest one still has two."""
 _REFERENCE: Final = "docs/reference/configuration.md"
 
 
@@ -176,6 +178,10 @@ def _explain(message: str, raw: dict[str, Any]) -> str:
     return f"{message}: kvpool {__version__} has no such field; remove it ({_REFERENCE} lists them all)"
 
 
+def _least_bytes(l1: L1Config) -> int:
+    return min(l1.size_bytes, l1.max_bytes or l1.size_bytes)
+
+
 _Check = tuple[Callable[[Any], bool], Callable[[Any], str]]
 
 _SERVER_CHECKS: Final[tuple[_Check, ...]] = (
@@ -215,8 +221,15 @@ _SERVER_CHECKS: Final[tuple[_Check, ...]] = (
         lambda c: f"l1.evict_to: {c.l1.evict_to} is above l1.evict_above {c.l1.evict_above}; it must be at most that",
     ),
     (
-        lambda c: c.l1.segment_bytes % _SEGMENT_STEP == 0 and c.l1.segment_bytes <= c.l1.size_bytes,
-        lambda _: "l1.segment_bytes: must be a multiple of 2 MiB and at most l1.size_bytes, or 0",
+        lambda c: c.l1.segment_bytes % _SEGMENT_STEP == 0 and c.l1.segment_bytes <= _least_bytes(c.l1),
+        lambda _: "l1.segment_bytes: must be a multiple of 2 MiB and at most l1.size_bytes and l1.max_bytes, or 0",
+    ),
+    (
+        lambda c: not c.l1.max_bytes or c.l1.max_bytes <= _MOST_GROWTH * c.l1.size_bytes,
+        lambda c: (
+            f"l1.max_bytes: {c.l1.max_bytes} is more than {_MOST_GROWTH} times l1.size_bytes; lower it, since segments "
+            "are cut for it"
+        ),
     ),
     (
         lambda c: c.leases.client_silent_s >= 2 * c.leases.heartbeat_s,

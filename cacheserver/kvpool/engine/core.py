@@ -18,6 +18,7 @@ from kvpool.index.leases import Leases, LookupLease, StoreLease
 from kvpool.index.phases import WRITING
 from kvpool.index.policy.lru import Lru
 from kvpool.index.regions import Regions
+from kvpool.index.sizing import Sizing
 from kvpool.index.tombstones import Tombstones
 from kvpool.model.errors import Busy, InvalidRange, LimitExceeded
 from kvpool.model.keys import digest_list
@@ -35,6 +36,7 @@ class Core:
     config: ServerConfig
     arena: Arena
     index: Index
+    sizing: Sizing
     clients: Clients
     sessions: Sessions
     freed: Tombstones
@@ -47,6 +49,9 @@ class Core:
     counters: Counters = field(default_factory=Counters)
     movers: set[bytes] = field(default_factory=set)
     """Ids of movers that are not known to be reaped."""
+
+    watermarks: tuple[float, float] = (1.0, 1.0)
+    """Shares of slots in use: above the first the background evicts, down to the second."""
 
     now_s: float = 0.0
     """The latest time that anybody named."""
@@ -63,10 +68,18 @@ class Core:
             lambda region: not clients.granted(region) and arena.writers_gone(region),
             config.leases.lookup_s,
         )
+        sizing = Sizing(index, arena.retire, arena.restore)
         ended = Tombstones(config.leases.tombstone_s, config.limits.sessions)
         sessions = Sessions(config.limits.sessions, config.leases.session_idle_s, ended)
         freed = Tombstones(config.leases.tombstone_s, config.limits.leases)
-        return cls(config, arena, index, clients, sessions, freed, Orphans(arena.stride))
+        core = cls(config, arena, index, sizing, clients, sessions, freed, Orphans(arena.stride))
+        core.watermarks = config.l1.evict_above, config.l1.evict_to
+        return core
+
+    @property
+    def l1_bytes(self) -> int:
+        """Bytes of the regions that may hold chunks now."""
+        return (self.arena.regions - len(self.index.regions.retired)) * self.arena.region_bytes
 
     def keys(self, digests: bytes | memoryview) -> list[bytes]:
         """Split and check a frame of digests.

@@ -39,6 +39,7 @@ from kvpool.engine.ports import Arena, Tier
 from kvpool.engine.recovery import recover
 from kvpool.engine.release import Releases
 from kvpool.engine.retrieve import Retrieves
+from kvpool.engine.room import Room
 from kvpool.engine.store import Frame, Stores
 from kvpool.engine.tiers import Fetches
 from kvpool.engine.upkeep import Upkeep
@@ -59,6 +60,7 @@ class Engine:
         self._retrieves = Retrieves(self._core, self._lookups)
         self._releases = Releases(self._core, self._lookups, self._stores)
         self._members = Members(self._core, self._releases, self._lookups)
+        self.room = Room(self._core)
         self._upkeep = Upkeep(self._core, self._releases, self._lookups, fetches)
         self.movers = MoverClaims(self._core, self._releases, self._lookups)
 

@@ -77,6 +77,14 @@ class EngineNumbers:
 
     slots_used: int
     l1_bytes: int
+    """Bytes of the regions that may hold chunks now."""
+
+    l1_wanted_bytes: int
+    """What ``l1_bytes`` is on its way to."""
+
+    l1_mapped_bytes: int
+    """Bytes of regions that are not used any more, and whose memory goes once clients let go of it."""
+
     used_bytes: int
     pinned_bytes: int
     """Bytes of the slots that at least one reader pins."""

@@ -37,7 +37,7 @@ def release_share(core: Core, lease: LookupLease, holding: Holding, rows: Rows) 
 
 def room_bytes(core: Core, client: Client) -> tuple[int, int]:
     """Return how many more bytes all lookups together, and this client's, may pin."""
-    total = core.arena.regions * core.arena.region_bytes
+    total = core.l1_bytes
     limits = core.config.limits
     everywhere = int(total * limits.pinned_share) - core.index.pinned_bytes
     return everywhere, int(total * limits.pinned_client_share) - client.ledger.bytes

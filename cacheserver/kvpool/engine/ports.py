@@ -24,6 +24,11 @@ class Arena(Protocol):
     """
 
     regions: int
+    """All that there may ever be."""
+
+    usable: int
+    """Regions to be used at first."""
+
     region_bytes: int
     stride: int
     recovered: Sequence[RecoveredRegion]
@@ -37,6 +42,15 @@ class Arena(Protocol):
         Raises:
             PoolFull: there is no memory; the region stays empty.
         """
+
+    def retire(self, region: int) -> None:
+        """Give a region's memory back; it holds nothing, and is not cut again before ``restore``.
+
+        As for another owner, it has new memory afterwards.
+        """
+
+    def restore(self, region: int) -> None:
+        """Let a retired region be cut again."""
 
     def begin(self, slots: SlotArray, rows: NDArray[np.void]) -> None:
         """Mark *slots* as being written and put *rows* into their headers."""

@@ -28,6 +28,7 @@ def recover(core: Core) -> Recovery:
         _adopt_region(core, region, found)
     chunks = sum(_adopt_table(core, table, parts) for table, parts in found.items())
     quarantined = sum(len(region.writing) for region in core.arena.recovered)
+    core.sizing.want(core.arena.usable, core.now_s)
     return Recovery(chunks, quarantined)
 
 

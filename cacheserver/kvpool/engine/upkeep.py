@@ -38,6 +38,7 @@ class Upkeep:
             self._proof_s = now_s + _PROOF_S
             self._releases.prove()
             self._core.index.settle(now_s)
+            self._core.sizing.step(now_s)
         self._evict()
         self._lookups.arrivals()
 
@@ -47,15 +48,15 @@ class Upkeep:
         times_s = [core.lookups.next_s(), core.stores.next_s(), core.sessions.next_s(), core.freed.next_s()]
         if self._evicting:
             times_s.append(core.now_s)
-        if len(core.orphans) or core.index.draining():
+        if len(core.orphans) or core.index.draining() or core.sizing.busy:
             times_s.append(self._proof_s)
         return min((t for t in times_s if t is not None), default=None)
 
     def _evict(self) -> None:
         """Evict a batch if more is used than the configured share, down to the lower one."""
-        config = self._core.config.l1
-        excess = self._core.index.excess_slots(config.evict_to if self._evicting else config.evict_above)
+        above, to = self._core.watermarks
+        excess = self._core.index.excess_slots(to if self._evicting else above)
         if excess > 0 and not self._evicting:
-            excess = self._core.index.excess_slots(config.evict_to)
+            excess = self._core.index.excess_slots(to)
         batch = min(excess, _EVICT_BATCH)
         self._evicting = batch > 0 and self._core.index.evict_coldest(batch) == batch

@@ -143,8 +143,25 @@ class Index:
         for region in [r for r in self.regions if r.draining_since_s is not None]:
             self._evict(self._evictor.evictable(region))
             since_s = region.draining_since_s
-            if since_s is not None and region.used and now_s - since_s >= self._drain_s:
+            patient = region.number in self.regions.leaving  # its memory is to go, however long that takes
+            if since_s is not None and region.used and now_s - since_s >= self._drain_s and not patient:
                 self.regions.undrain(region)
+
+    def vacate(self, now_s: float) -> bool:
+        """Begin to empty the cheapest region, to be retired then; False if all are on their way."""
+        found = self._evictor.cheapest(lambda _: True)
+        if found is None:
+            return False
+        region = found[0]
+        self.regions.leaving.add(region.number)
+        self._evictor.forget(region.cls)
+        self.regions.drain(region, now_s)
+        self._evict(self._evictor.evictable(region))
+        return True
+
+    def may_change_owner(self, number: int) -> bool:
+        """True if nothing outside can reach a region."""
+        return self._reachable(number, SERVER_OWNED)
 
     def excess_slots(self, share: float) -> int:
         """Return how many slots must go until at most *share* of the memory is used; regions never cut are unused."""

@@ -70,6 +70,10 @@ class Regions:
         self.owner: list[str | None] = [None] * count
         """Who may map the bytes, by region; survives until another owner takes the region over."""
         self.empty = list(range(count - 1, -1, -1))
+        self.retired: list[int] = []
+        """Regions that are not to be used for now: neither empty nor cut."""
+        self.leaving: set[int] = set()
+        """Draining regions that are retired, not empty, once their last slot came back."""
         self.slots = 0
         self.cut_bytes = 0
         """Bytes of all slots that exist, free or not."""
@@ -154,7 +158,23 @@ class Regions:
         self.slot_bytes[region.number] = 0
         self.slots -= region.count
         self.cut_bytes -= region.count * region.cls.slot_bytes
-        self.empty.append(region.number)
+        (self.retired if region.number in self.leaving else self.empty).append(region.number)
+        self.leaving.discard(region.number)
+
+    @property
+    def usable(self) -> int:
+        """Regions that are not retired and not on their way there."""
+        return len(self.owner) - len(self.retired) - len(self.leaving)
+
+    def retire(self, number: int) -> None:
+        """Take an empty region out of use."""
+        self.empty.remove(number)
+        self.retired.append(number)
+
+    def restore(self, number: int) -> None:
+        """Put a retired region into use again, empty."""
+        self.retired.remove(number)
+        self.empty.append(number)
 
     def _add(self, number: int, cls: SlotClass, free: NDArray[Any], count: int) -> Region:
         region = Region(
