@@ -23,7 +23,7 @@ export UV_CACHE_DIR ?= $(KVPOOL_CACHE)/uv
 RESULT ?= build/bench.json
 
 .PHONY: help setup lock demo test check lint types imports generate golden freeze changes-check \
-	test-fast test-engine test-cluster test-portable e2e test-gpu torture bench bench-operator format clean
+	test-fast test-engine test-cluster test-portable e2e test-gpu torture bench bench-operator bench-webhook format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -103,6 +103,10 @@ bench-operator: setup ## measure the operator with 1,000 simulated nodes and jud
 
 test-portable: setup ## a pool's life on any cluster: E2E_PROVIDER=process|local|kind|existing, see tests/portable/providers.py
 	$(PYTEST) tests/portable -q -rs
+
+bench-webhook: setup ## measure the admission server at 50 pods a second and judge it by benchmarks/bars.toml
+	$(PY) -m benchmarks.webhook --json build/webhook.json
+	$(PY) benchmarks/judge.py build/webhook.json
 
 test-gpu: setup ## tests on a CUDA device; skipped without one
 	@if nvidia-smi -L >/dev/null 2>&1; then $(PYTEST) tests/gpu -q; else echo "test-gpu: no CUDA device, skipped"; fi

@@ -44,6 +44,16 @@ def test_only_built_files_reach_the_last_stage(file: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["operator", "server"])
+def test_a_change_of_the_sources_installs_no_dependency_again(name: str) -> None:
+    text = (ROOT / IMAGES[name].dockerfile).read_text()
+    before, _, after = text.partition("COPY . .\n")
+
+    assert "--requirement" in before
+    assert "--constraint" in before
+    assert "--no-deps" in after
+
+
 def test_the_context_holds_what_the_wheel_is_made_of_and_no_more() -> None:
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     kept = [line[1:] for line in lines if line.startswith("!")]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the chart makes of the admission server: its hooks, its pods, its certificates."""
 
+import re
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from tests.chart.rendering import Helm, Object, of_kind, only
 
 from kvpool_operator.admission.server import PATHS
 from kvpool_operator.admission.settings import WebhookSettings
+from kvpool_operator.metrics import ADMISSION, CATALOGUE
 
 PREFIX = "KVPOOL_WEBHOOK_"
 
@@ -164,3 +166,21 @@ def test_prometheus_finds_it(helm: Helm) -> None:
     assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     (endpoint,) = monitor["spec"]["endpoints"]
     assert endpoint["port"] in {p["name"] for p in service["spec"]["ports"]}
+
+
+def test_alerts_name_series_that_exist(helm: Helm) -> None:
+    enabled = {"metrics": {"prometheusRule": {"enabled": True, "labels": {"release": "monitoring"}}}}
+    made = only(helm.template(enabled), "PrometheusRule")
+
+    (group,) = made["spec"]["groups"]
+    alerts = {rule["alert"]: rule for rule in group["rules"]}
+    assert {"KvpoolPodsUnwired", "KvpoolWebhookAway", "KvpoolWebhookCertificateEnds"} <= set(alerts)
+    known = {metric.name for metric in (*CATALOGUE, *ADMISSION)}
+    for rule in alerts.values():
+        used = re.findall(r"kvpool_\w+", rule["expr"])
+        assert used
+        assert set(used) <= known
+        assert 'namespace="system"' in rule["expr"]
+    assert made["metadata"]["labels"]["release"] == "monitoring"
+    without = only(helm.template({**enabled, "webhook": {"enabled": False}}), "PrometheusRule")
+    assert not any("Webhook" in rule["alert"] for rule in without["spec"]["groups"][0]["rules"])

@@ -34,7 +34,8 @@ class Creator:
     every hook is called.
     """
 
-    def __init__(self, kubeconfig: Path, namespace: str, rate: float) -> None:
+    def __init__(self, kubeconfig: Path, namespace: str, rate: float, *, opted_in: bool = True) -> None:
+        self._opted_in = opted_in
         self.tally = Tally()
         self._kubeconfig = kubeconfig
         self._namespace = namespace
@@ -64,6 +65,7 @@ class Creator:
     async def _create(self, cluster: Cluster, number: int) -> None:
         required = number % 2 == 1
         labels = {"kvpool.dev/pool": "a", **({"kvpool.dev/wiring": "required"} if required else {})}
+        labels = labels if self._opted_in else {"app": "plain"}
         container = {"name": "vllm", "image": "vllm/vllm-openai:v0.32.0", "args": ["--model", "m"]}
         pod = {
             "apiVersion": "v1",

@@ -18,6 +18,7 @@ from typing import Any, Self
 from tests.chart.rendering import Helm, Object, only, real_helm
 from tests.cluster.conftest import Caller
 from tests.cluster.control_plane import ControlPlane, free_ports
+from tests.cluster.processes import wait_for
 
 from kvpool_operator.cluster import HOOKS
 
@@ -101,7 +102,7 @@ class Balancer:
         self.replicas: list[Replica] = []
         self.connections = 0
         self._turn = 0
-        self._ready: list[Replica] = []
+        self.ready: list[Replica] = []
         self._open: set[asyncio.StreamWriter] = set()
         self._started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="balancer", daemon=True)
@@ -135,13 +136,13 @@ class Balancer:
         while True:
             asked = list(self.replicas)
             well = await asyncio.gather(*(asyncio.to_thread(r.ready) for r in asked))
-            self._ready = [r for r, good in zip(asked, well, strict=True) if good]
+            self.ready = [r for r, good in zip(asked, well, strict=True) if good]
             await asyncio.sleep(_LOOK_S)
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         self._open.add(writer)
-        ready, self._turn = self._ready, self._turn + 1
+        ready, self._turn = self.ready, self._turn + 1
         with contextlib.suppress(OSError):
             if ready:
                 there, back = await asyncio.open_connection("127.0.0.1", ready[self._turn % len(ready)].port)
@@ -185,6 +186,7 @@ class Deployment:
         replica = Replica(self.control_plane, f"webhook-{self.made}", self.kubeconfig, own)
         replica.start()
         self.balancer.replicas.append(replica)
+        wait_for("the balancer to see it", lambda: replica in self.balancer.ready)
         return replica
 
     def retire(self, replica: Replica) -> None:

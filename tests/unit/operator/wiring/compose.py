@@ -108,7 +108,7 @@ def engine(words: Values, name: str) -> Pod:
         made["readinessProbe"] = {"httpGet": {"path": "/health", "port": 8000}, "periodSeconds": 5}
     if words["security"] == "restricted":
         made["securityContext"] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-    mounts = [{"name": "models", "mountPath": "/root/.cache/huggingface"}]
+    mounts = [{"name": "models", "mountPath": "/models"}]
     if words["memory"] == "own":
         mounts.append({"name": "dshm", "mountPath": "/dev/shm"})
     made["volumeMounts"] = mounts
