@@ -212,12 +212,12 @@ class Cluster:
             Forbidden, Busy: see there; a list that grew stale half-way is Busy, too.
         """
         accept = _METADATA_ONLY if metadata_only else "application/json"
-        return [
-            item
-            async for item in self._pages(
-                kind.path(namespace), {"labelSelector": labels, "fieldSelector": fields}, accept
-            )
-        ]
+        selectors = {"labelSelector": labels, "fieldSelector": fields}
+        return [item async for item in self._pages(kind.path(namespace), selectors, accept)]
+
+    def each(self, kind: Kind, namespace: str = "", labels: str = "") -> AsyncIterator[dict[str, Any]]:
+        """As `list`, but never more than a page of whole objects in memory: for what there are thousands of."""
+        return self._pages(kind.path(namespace), {"labelSelector": labels}, "application/json")
 
     async def watch(self, kind: Kind, namespace: str, version: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         """Changes of *kind* since *version*, each as its type and the object, until the API server ends the stream.

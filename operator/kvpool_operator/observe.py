@@ -52,7 +52,7 @@ async def daemon_set(cluster: Cluster, pool: Pool) -> DaemonSetState | None:
 async def servers(cluster: Cluster, pool: Pool, now: dt.datetime) -> tuple[ServerPod, ...]:
     """The pool's server pods, by node."""
     selector = f"{names.POOL_LABEL}={pool.name},{names.ROLE_LABEL}=server"
-    pods = [_server(p, now) for p in await cluster.list(PODS, pool.namespace, selector)]
+    pods = [_server(p, now) async for p in cluster.each(PODS, pool.namespace, selector)]
     lost = await _lost_nodes(cluster, {p.node for p in pods if not p.ready and p.node})
     return tuple(sorted((_seen_from(p, lost) for p in pods), key=lambda p: (p.node, p.name)))
 
@@ -84,8 +84,8 @@ async def clients(
     selector = f"{names.POOL_LABEL}={pool.name},{names.ROLE_LABEL}!=server"
     found: list[ClientPod] = []
     for namespace in sorted(watched) or ("",):
-        pods = await cluster.list(PODS, namespace, selector)
-        found += [_client(p, pool, server_key) for p in pods if _runs(p) and _asks_for(p, pool)]
+        pods = cluster.each(PODS, namespace, selector)
+        found += [_client(p, pool, server_key) async for p in pods if _runs(p) and _asks_for(p, pool)]
     return tuple(sorted(found, key=lambda c: (c.namespace, c.name)))
 
 
@@ -193,10 +193,13 @@ def _wanted_node(pod: Mapping[str, Any]) -> str:
 async def _lost_nodes(cluster: Cluster, suspects: set[str]) -> set[str]:
     """Those of *suspects* that the cluster has lost sight of."""
     if len(suspects) > _NODE_READS:
-        found = [n for n in await cluster.list(NODES) if n["metadata"]["name"] in suspects]
-    else:
-        found = [n for n in [await _node(cluster, name) for name in sorted(suspects)] if n]
-    return {n["metadata"]["name"] for n in found if _condition(n.get("status", {}), "Ready").get("status") != "True"}
+        return {n["metadata"]["name"] async for n in cluster.each(NODES) if _is_lost(n)} & suspects
+    found = [n for n in [await _node(cluster, name) for name in sorted(suspects)] if n]
+    return {n["metadata"]["name"] for n in found if _is_lost(n)}
+
+
+def _is_lost(node: Mapping[str, Any]) -> bool:
+    return _condition(node.get("status", {}), "Ready").get("status") != "True"
 
 
 async def _node(cluster: Cluster, name: str) -> dict[str, Any] | None:

@@ -23,6 +23,7 @@ VERBS = {
     "delete": ("delete",),
     "get": ("get",),
     "list": ("list",),
+    "each": ("list",),
     "replace": ("update",),
     "apply_bundle": ("patch",),
     "snapshot": ("list",),

@@ -3,6 +3,7 @@
 
 import asyncio
 import datetime as dt
+from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import unquote
 
@@ -45,6 +46,10 @@ class Objects:
         if "!=server" in labels:
             wanted = [o for o in found if o not in servers]
         return [o for o in wanted if o["metadata"].get("namespace", namespace) == namespace or not namespace]
+
+    async def each(self, kind: Any, namespace: str = "", labels: str = "") -> AsyncIterator[dict[str, Any]]:
+        for item in await self.list(kind, namespace, labels):
+            yield item
 
     async def get(self, kind: Any, _namespace: str, name: str) -> dict[str, Any]:
         for item in self.items.get(kind.plural, []):
