@@ -29,7 +29,8 @@ import torch
 
 from kvpool.model.slots import PLACEMENT, Disposition
 from kvpool.transfer.cuda import Context
-from kvpool.transfer.kernels.paged import CudaEngineDevice, PagedGroup
+from kvpool.transfer.kernels.groups import PagedGroup, prepare
+from kvpool.transfer.kernels.paged import CudaEngineDevice
 from kvpool.transfer.lanes import LoadLane, StoreLane
 from kvpool.transfer.mover.messages import Direction, Move, Moved, Start, ToClient
 from kvpool.transfer.mover.supervision import MOVER_COMMAND, Mover, MoverState
@@ -141,7 +142,7 @@ class Cache:
             for n in range(PLANES)
         )
         layout = Layout(planes=planes, blocks=self.pages, block_tokens=16)
-        return PagedGroup(layout, [self.pool.data_ptr()], PER_CHUNK)
+        return PagedGroup(layout, [self.pool.data_ptr()])
 
     def holds(self, data: torch.Tensor) -> bool:
         """Whether the job's blocks have exactly these bytes."""
@@ -246,9 +247,11 @@ class Bench:
         caches = {Direction.STORE: Cache(run, 1), Direction.LOAD: Cache(run, 2)}
         groups = [cache.group() for cache in caches.values()]
         free = self.context.free_bytes()
+        made = prepare(self.context, groups)
         device = CudaEngineDevice(
-            groups, self.options.slots, self.options.slot_mib << 20, programs=self.options.programs
+            self.context, made, self.options.slots, self.options.slot_mib << 20, programs=self.options.programs
         )
+        device.fit([PER_CHUNK] * len(groups))
         ring_bytes = free - self.context.free_bytes()
         mover, ring = self._start(device)
         jobs = {}

@@ -122,7 +122,9 @@ def server(tmp_path_factory) -> Iterator[ServerProcess]:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
         l1 = {"directory": memory, "allow_disk": False}
         folder = Path(tmp_path_factory.mktemp("server"))
-        with ServerProcess(folder, size_bytes=256 << 20, chunk_tokens=CHUNK_TOKENS, l1=l1) as server:
+        server = ServerProcess(folder, size_bytes=256 << 20, l1=l1)
+        server.config["chunk_tokens"] = CHUNK_TOKENS
+        with server:
             yield server
 
 

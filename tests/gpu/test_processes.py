@@ -57,11 +57,22 @@ class Child:
         line = self.process.stdout.readline().strip()
         if line != wanted:
             self.process.kill()
-            pytest.fail(f"{line!r} instead of {wanted!r}: {self.process.stderr.read()[-3000:]}")
+            said = self.process.stderr.read()[-3000:]
+            self.closed(self.process.wait())
+            pytest.fail(f"{line!r} instead of {wanted!r}: {said}")
 
     def ends(self) -> int:
         self.process.stdin.close()
-        return self.process.wait(PATIENCE_S)
+        return self.closed(self.process.wait(PATIENCE_S))
+
+    def killed(self) -> None:
+        self.process.kill()
+        self.closed(self.process.wait())
+
+    def closed(self, code: int) -> int:
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            stream.close()
+        return code
 
 
 def movers_of(server: ServerProcess) -> list[int]:
@@ -116,8 +127,7 @@ def test_a_killed_engine_gives_all_memory_back(server: ServerProcess) -> None:
             child = Child(server, seed, "store", *["load"] * 200)
             child.says("ready")
             child.says("store")
-            child.process.kill()
-            child.process.wait()
+            child.killed()
         until(lambda: visible_gpus()[0].free_bytes >= base - SPARE_BYTES, PATIENCE_S)
         until(lambda: len(movers_of(server)) == 1, PATIENCE_S)
         other.blocks.fill(9)
@@ -139,8 +149,7 @@ def test_a_fault_of_one_engine_leaves_the_others_alone(server: ServerProcess) ->
             other.store(keys, request_id=f"s{number}")
             assert other.load(other.lookup(keys, f"l{number}"), 128, request_id=f"l{number}") == frozenset()
             assert (other.bytes_of(128, 4) == other.bytes_of(0, 4)).all()
-        child.process.kill()
-        child.process.wait()
+        child.killed()
 
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP], ids=lambda s: s.name)

@@ -142,6 +142,35 @@ def _bench(parser: argparse.ArgumentParser) -> None:
     control.add_argument("--directory", metavar="DIR", help="folder on a tmpfs for own servers (default: /dev/shm)")
     control.add_argument("--json", metavar="FILE", help="also write the results, with facts of the machine")
 
+    _bench_gpu(kinds)
+
+
+def _bench_gpu(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    text = (
+        "Measure what moves between a CUDA device and a server of the command's own, end to end from the client's "
+        "call, beside the copy ceiling of the same run, and what the engine's own work loses meanwhile. Needs torch "
+        "and Triton."
+    )
+    gpu = kinds.add_parser(
+        "gpu", help="Measure moves between a GPU and a server.", description=text, epilog=EXIT_CODES, allow_abbrev=False
+    )
+    gpu.set_defaults(module="kvpool.cli.bench.gpu")
+    gpu.add_argument("--cells", metavar="NAMES", help="only these, separated by commas (default: all)")
+    gpu.add_argument(
+        "--runs",
+        metavar="SIZES",
+        default="32KiB,8KiB,4KiB,2KiB",
+        help="bytes that lie together in a block (default: 32KiB,8KiB,4KiB,2KiB)",
+    )
+    gpu.add_argument("--job", metavar="SIZE", default="2GiB", help="bytes of one request (default: 2GiB)")
+    gpu.add_argument("--l1", metavar="SIZE", default="16GiB", help="L1 of the server (default: 16GiB)")
+    gpu.add_argument("--seconds", type=float, metavar="S", default=1.0, help="length of an idle cell (default: 1)")
+    gpu.add_argument(
+        "--busy-seconds", type=float, metavar="S", default=2.5, help="length of a cell beside other work (default: 2.5)"
+    )
+    gpu.add_argument("--directory", metavar="DIR", help="folder on a tmpfs for the server (default: /dev/shm)")
+    gpu.add_argument("--json", metavar="FILE", help="also write the results, with facts of the machine")
+
 
 def _number(parser: argparse.ArgumentParser, option: str, default: int, text: str) -> None:
     parser.add_argument(option, type=int, metavar="N", default=default, help=f"{text} (default: {default})")

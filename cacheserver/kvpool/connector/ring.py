@@ -29,7 +29,7 @@ class RingOffer:
 
     def __init__(self, device: EngineDevice, layouts: Sequence[Layout]) -> None:
         """Offer the ring of *device*; *layouts* are those of its groups."""
-        self._device, self._layouts = device, layouts
+        self.device, self._layouts = device, layouts
         self._fitted: tuple[int, ...] = ()
         self._joined: JoinedEngineRing | None = None
 
@@ -42,13 +42,13 @@ class RingOffer:
         if tuple(blocks_per_chunk) != self._fitted:
             if self._joined is not None:
                 self._joined.close()
-            self._device.fit(blocks_per_chunk)
+            self.device.fit(blocks_per_chunk)
             self._fitted = tuple(blocks_per_chunk)
 
     def facts(self) -> RingFacts:
         """See RingPort."""
-        ring = self._device.ring
-        self._device.ring = ring = msgspec.structs.replace(ring, generation=ring.generation + 1)
+        ring = self.device.ring
+        self.device.ring = ring = msgspec.structs.replace(ring, generation=ring.generation + 1)
         return RingFacts(
             device=ring.device,
             handle=ring.handle,
@@ -60,7 +60,7 @@ class RingOffer:
     def join(self, address: str, secret: bytes, ends_s: float, retired: Callable[[], None]) -> "JoinedEngineRing":
         """See RingPort."""
         try:
-            ring = EngineRing(self._device, address, secret, ends_s, retired)
+            ring = EngineRing(self.device, address, secret, ends_s, retired)
         except RingRetiredError as e:
             raise ServerUnavailable(str(e)) from e
         self._joined = JoinedEngineRing(ring, self._layouts)

@@ -3,16 +3,13 @@
 
 import argparse
 import contextlib
-import signal
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from types import FrameType
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
 from kvpool.cli.bench import cells, lives
+from kvpool.cli.bench.command import terminated_like_interrupted, write_report
 from kvpool.cli.bench.context import Context
 from kvpool.cli.bench.options import Options, options_of
 from kvpool.cli.bench.own_server import OwnServer
@@ -50,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         Failure: the server failed, or bytes were wrong: then no number is printed.
     """
     options, names = options_of(args), _names(args.cells)
-    with _terminated_like_interrupted():
+    with terminated_like_interrupted():
         if args.server:
             found = _measure(_context(options, client_config(args), None, args), names)
         else:
@@ -58,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
                 found = _measure(_context(options, own.client, own, args), names)
     print(table(found))
     if args.json:
-        _write(
+        write_report(
             args.json,
             BenchReport(bench="control", cells=tuple(found), options=_shown(options), machine=machine_facts()),
         )
@@ -112,24 +109,3 @@ def _l1_bytes(o: Options) -> int:
 def _shown(o: Options) -> dict[str, object]:
     shown: dict[str, object] = msgspec.to_builtins(o)
     return shown
-
-
-def _write(path: str, report: BenchReport) -> None:
-    try:
-        Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
-    except OSError as e:
-        raise Failure(f"--json {path}: {e.strerror}; name a file in a folder that this user may write to") from e
-
-
-@contextlib.contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """Let SIGTERM end everything that was started, as Ctrl-C does."""
-
-    def interrupt(_: int, __: FrameType | None) -> None:
-        sys.exit(128 + signal.SIGTERM)
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

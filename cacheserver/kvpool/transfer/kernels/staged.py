@@ -25,6 +25,8 @@ STAGE_BYTES: Final = 4 << 20
 _IDS: Final = 32768
 _PROGRAMS: Final = 264
 _HALVES: Final = 2
+_ALIGNED: Final = 256
+"""Kernels move words of up to 16 bytes."""
 
 
 class StagedBlocks:
@@ -37,8 +39,9 @@ class StagedBlocks:
             CudaError: out of memory.
         """
         largest = max(p.block_bytes for g in groups for p in g.layout.planes)
+        half_bytes = -(-max(stage_bytes // _HALVES, largest) // _ALIGNED) * _ALIGNED
         self._groups = groups
-        self._stages = {d: _Stage(context, max(stage_bytes // _HALVES, largest)) for d in Direction}
+        self._stages = {d: _Stage(context, half_bytes) for d in Direction}
 
     def gather(self, group: int, block_ids: NDArray[np.int64], out: memoryview) -> None:
         """Copy the blocks of one chunk into *out*; NOWHERE is filled with zeros.

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cells of `kvpool bench gpu`: what moves, end to end from the client's call, and what that costs the engine."""
+
+import os
+import statistics
+import threading
+import time
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+from kvpool.cli.bench.gpu_engine import BLOCK_TOKENS, PLANES, Cache, GpuEngine, Request
+from kvpool.cli.bench.gpu_work import Work
+from kvpool.cli.bench.results import Cell, spread
+from kvpool.cli.errors import Failure
+from kvpool.config import ClientConfig
+from kvpool.model.identity import Mode
+
+__all__ = ["WAYS", "Rig", "first_byte", "modes", "moving", "sizes"]
+
+Ways = dict[str, tuple[bool, bool]]
+
+WAYS: Final[Ways] = {"store": (True, False), "load": (False, True), "both": (True, True)}
+_SETTLE_S: Final = 0.4
+_ALONE_S: Final = 1.2
+_ROUNDS: Final = 12
+_DEPTH: Final = 2
+_TICK: Final = os.sysconf("SC_CLK_TCK")
+_SMALL_GIB: Final = 0.5
+
+
+class Rig(Struct, frozen=True, kw_only=True):
+    """What every cell needs."""
+
+    config: ClientConfig
+    server_pid: int
+    chunk_tokens: int
+    ceilings: dict[str, float]
+    """GB/s by way."""
+
+    seconds: float
+    busy_seconds: float
+    job_bytes: int
+
+
+class _Moved(Struct):
+    """What one measurement moved."""
+
+    bytes_moved: int
+    began_s: float
+    ended_s: float
+    engine_cpu_s: float
+    server_cpu_s: float
+
+    @property
+    def gb_s(self) -> float:
+        return self.bytes_moved / (self.ended_s - self.began_s) / 1e9
+
+    def cpu(self) -> dict[str, float]:
+        gib = self.bytes_moved / (1 << 30)
+        return {
+            "engine_cpu_ms_per_gib": round(1e3 * self.engine_cpu_s / gib, 2),
+            "server_cpu_ms_per_gib": round(1e3 * self.server_cpu_s / gib, 2),
+        }
+
+
+class _Flow:
+    """Keeps a store and a load under way, each with the next one asked for already."""
+
+    def __init__(self, rig: Rig, engine: GpuEngine, known: Request) -> None:
+        self._rig, self._engine, self._known = rig, engine, known
+
+    def run(self, ways: tuple[bool, bool], seconds: float) -> _Moved:
+        """Move for some time, to the end of what was begun."""
+        engine, cache = self._engine, self._engine.cache
+        size = self._known.chunks * cache.chunk_bytes
+        cpu = _cpu(self._rig.server_pid)
+        began_s = time.monotonic()
+        ends_s, moved, running = began_s + seconds, 0, 0
+        for is_load in [n for n, wanted in enumerate(ways) if wanted] * _DEPTH:
+            self._begin(is_load=bool(is_load))
+            running += 1
+        while running:
+            stored, loaded = engine.ended()
+            if any(loaded.values()):
+                raise Failure("a load of the bench failed")
+            for is_load in [*(False for _ in stored), *(True for _ in loaded)]:
+                moved += size
+                if time.monotonic() < ends_s:
+                    self._begin(is_load=is_load)
+                else:
+                    running -= 1
+        ended_s = time.monotonic()
+        after = _cpu(self._rig.server_pid)
+        lost = engine.worker.counters()
+        if lost.get("chunks_store_lost") or any(name.startswith("stores_dropped") for name in lost):
+            raise Failure(f"a store of the bench was not kept: {lost}")
+        return _Moved(moved, began_s, ended_s, after[0] - cpu[0], after[1] - cpu[1])
+
+    def _begin(self, *, is_load: bool) -> None:
+        if not is_load:
+            self._engine.store(Request(self._known.chunks))
+            return
+        again = Request(self._known.chunks)
+        again.keys = self._known.keys
+        self._engine.load(again, self._engine.found(again))
+
+
+def moving(rig: Rig, run: int, work: Work | None = None, ways: Ways | None = None) -> list[Cell]:
+    """Store, load and both at once with runs of *run* bytes; idle, or while *work* keeps the device busy."""
+    cells: list[Cell] = []
+    label = _size(run)
+    with _engine(rig, run) as engine:
+        known, compared = _checked(engine)
+        for way, kinds in (ways or WAYS).items():
+            name = f"{way}-{label}" if work is None else f"{way}-{label}-{type(work).__name__.lower()}"
+            alone = [_alone(work)] if work is not None else []
+            moved = _Flow(rig, engine, known).run(kinds, rig.busy_seconds if work else rig.seconds)
+            share = moved.gb_s / rig.ceilings[way]
+            details = {"gb_s": round(moved.gb_s, 2), **moved.cpu()}
+            what = f"{way}, end to end, runs of {label}, {'idle' if work is None else type(work).__name__}"
+            cells.append(_cell(name, what, "of ceiling", share, details))
+            if work is not None:
+                busy = work.rate(moved.began_s + _SETTLE_S / 2, moved.ended_s)
+                alone.append(_alone(work))
+                work.switch(on=False)
+                loss = 100 * (1 - busy / statistics.mean(alone))
+                details = {"alone": round(statistics.mean(alone), 1), "with": round(busy, 1)}
+                cells.append(_cell(f"loss-{name}", f"what {type(work).__name__} lose meanwhile", "%", loss, details))
+        compared += _checked(engine)[1]
+    return [replace(cell, compared_bytes=compared) for cell in cells]
+
+
+def sizes(rig: Rig, run: int, tokens: int) -> list[Cell]:
+    """One request of *tokens* tokens at a time, from the client's call to its end."""
+    samples: dict[str, list[float]] = {"store": [], "load": []}
+    with _engine(rig, run, tokens) as engine:
+        known, compared = _checked(engine)
+        size = known.chunks * engine.cache.chunk_bytes
+        for _ in range(_ROUNDS):
+            fresh = Request(known.chunks)
+            began_s = time.monotonic()
+            engine.store(fresh)
+            engine.ended()
+            samples["store"].append(size / (time.monotonic() - began_s) / 1e9)
+            answer = engine.found(fresh)
+            began_s = time.monotonic()
+            engine.load(fresh, answer)
+            engine.ended()
+            samples["load"].append(size / (time.monotonic() - began_s) / 1e9)
+        compared += _checked(engine)[1]
+    cells = []
+    for way, rates in samples.items():
+        shares = spread([rate / rig.ceilings[way] for rate in rates])
+        what = f"one {way} of {tokens} tokens, {size >> 20} MiB, from the call to its end, runs of {_size(run)}"
+        details = {"gb_s": round(statistics.median(rates), 2)}
+        made = _cell(f"{way}-{tokens // 1024}k-tokens-{_size(run)}", what, "of ceiling", shares.p50, details)
+        cells.append(replace(made, spread=shares, compared_bytes=compared))
+    return cells
+
+
+def first_byte(rig: Rig, run: int) -> list[Cell]:
+    """From the client's call of a store of the whole job to the launch of its first kernel."""
+    with _engine(rig, run) as engine:
+        known, compared = _checked(engine)
+        assert engine.ring is not None
+        device = engine.ring.offer.device
+        launched: list[float] = []
+        real = device.launch
+
+        def launch(*arguments: object) -> None:
+            launched.append(time.monotonic())
+            real(*arguments)  # type: ignore[arg-type]
+
+        device.launch = launch  # type: ignore[method-assign, assignment]
+        samples = []
+        for _ in range(_ROUNDS):
+            launched.clear()
+            began_s = time.monotonic()
+            engine.store(Request(known.chunks))
+            engine.ended()
+            samples.append(1e3 * (launched[0] - began_s))
+    tokens = known.chunks * rig.chunk_tokens
+    made = _cell("first-byte", f"from the call of a store of {tokens} tokens to its first kernel", "ms", 0.0, {})
+    return [replace(made, value=spread(samples).p50, spread=spread(samples), compared_bytes=compared)]
+
+
+def modes(rig: Rig, run: int) -> list[Cell]:
+    """The ways that need no ring, for the same cache."""
+    cells = []
+    for mode in (Mode.CLIENT_MOVED, Mode.STREAMED):
+        slower = replace(rig, config=replace(rig.config, modes=(mode,)), job_bytes=int(_SMALL_GIB * (1 << 30)))
+        made = moving(slower, run, ways={way: WAYS[way] for way in ("store", "load")})
+        cells += [replace(cell, name=f"{mode}-{cell.name}") for cell in made]
+    return cells
+
+
+def _engine(rig: Rig, run: int, tokens: int = 0) -> GpuEngine:
+    chunk_bytes = PLANES * (rig.chunk_tokens // BLOCK_TOKENS) * run
+    wanted = tokens or rig.job_bytes // chunk_bytes * rig.chunk_tokens
+    return GpuEngine(rig.config, Cache(run, wanted, rig.chunk_tokens, run), rig.chunk_tokens)
+
+
+def _checked(engine: GpuEngine) -> tuple[Request, int]:
+    """Store the sources, load them into poisoned targets, compare all bytes; returns what is stored by now."""
+    known = Request(engine.cache.chunks)
+    engine.store(known)
+    engine.ended()
+    engine.cache.poison()
+    again = Request(known.chunks)
+    again.keys = known.keys
+    engine.load(again, engine.found(again))
+    _, loaded = engine.ended()
+    if any(loaded.values()) or engine.cache.differs():
+        raise Failure("the bytes that came back are not those that were stored")
+    return known, known.chunks * engine.cache.chunk_bytes
+
+
+def _alone(work: Work | None) -> float:
+    assert work is not None
+    pause = threading.Event()
+    work.switch(on=True)
+    pause.wait(_SETTLE_S)
+    began_s = time.monotonic()
+    pause.wait(_ALONE_S)
+    return work.rate(began_s, time.monotonic())
+
+
+def _cell(name: str, what: str, unit: str, value: float, details: dict[str, float]) -> Cell:
+    return Cell(name=name, what=what, unit=unit, value=float(np.round(value, 4)), details=details)
+
+
+def _cpu(server_pid: int) -> tuple[float, float]:
+    """CPU seconds so far of our threads in the engine, and of the server and its movers."""
+    clocks = [
+        time.clock_gettime(time.pthread_getcpuclockid(t.ident))
+        for t in threading.enumerate()
+        if t.name.startswith("kvpool") and t.ident is not None
+    ]
+    children = Path(f"/proc/{server_pid}/task/{server_pid}/children")
+    pids = [server_pid, *(int(pid) for pid in (children.read_text().split() if children.exists() else ()))]
+    return sum(clocks), sum(_process_s(pid) for pid in pids)
+
+
+def _process_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICK
+
+
+def _size(run: int) -> str:
+    return f"{run // 1024}KiB"
