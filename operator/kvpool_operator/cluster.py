@@ -17,7 +17,8 @@ import aiohttp
 from kubernetes.aio.client import ApiClient
 from kubernetes.aio.client.exceptions import ApiException
 
-from kvpool_operator.errors import Absent, Busy, Conflict, Forbidden, OperatorError, Rejected
+from kvpool_operator.answers import error_of, message_of
+from kvpool_operator.errors import Absent, Busy, Conflict
 
 __all__ = [
     "CHILDREN",
@@ -47,8 +48,8 @@ _REQUEST_S: Final = 30.0
 _WATCH_S: Final = 300
 _SILENCE: Final = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=150.0)
 """A watch without any bookmark for this long is dead; they come about once a minute."""
+_JSON: Final = "application/json"
 _METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
-_GONE: Final = 410
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,13 +212,13 @@ class Cluster:
             Absent: the kind does not exist.
             Forbidden, Busy: see there; a list that grew stale half-way is Busy, too.
         """
-        accept = _METADATA_ONLY if metadata_only else "application/json"
         selectors = {"labelSelector": labels, "fieldSelector": fields}
+        accept = _METADATA_ONLY if metadata_only else _JSON
         return [item async for item in self._pages(kind.path(namespace), selectors, accept)]
 
     def each(self, kind: Kind, namespace: str = "", labels: str = "") -> AsyncIterator[dict[str, Any]]:
         """As `list`, but never more than a page of whole objects in memory: for what there are thousands of."""
-        return self._pages(kind.path(namespace), {"labelSelector": labels}, "application/json")
+        return self._pages(kind.path(namespace), {"labelSelector": labels}, _JSON)
 
     async def watch(self, kind: Kind, namespace: str, version: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         """Changes of *kind* since *version*, each as its type and the object, until the API server ends the stream.
@@ -228,17 +229,17 @@ class Cluster:
         """
         query = {"watch": "1", "allowWatchBookmarks": "true", "resourceVersion": version}
         query["timeoutSeconds"] = str(_WATCH_S)
-        call, headers = f"WATCH {kind.path(namespace)}", {"Accept": "application/json"}
+        call, headers = f"WATCH {kind.path(namespace)}", {"Accept": _JSON}
         try:
             answer = await self._send("GET", kind.path(namespace), query, headers, None, _SILENCE)
             if answer.status != HTTPStatus.OK:
-                raise _ours(call, answer.status, await answer.read(), answer.headers)
+                raise error_of(call, answer.status, await answer.read(), answer.headers)
             async with contextlib.AsyncExitStack() as ending:
                 ending.callback(answer.response.close)
                 async for line in answer.response.content:
                     event = json.loads(line)
                     if event["type"] == "ERROR":
-                        raise Busy(f"{call}: {_message(json.dumps(event['object']))}")
+                        raise Busy(f"{call}: {message_of(json.dumps(event['object']))}")
                     yield event["type"], event["object"]
         except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as e:
             raise Busy(f"{call}: {type(e).__name__}: {e}") from e
@@ -310,8 +311,8 @@ class Cluster:
         query: Mapping[str, str],
         *,
         body: Mapping[str, Any] | None = None,
-        content: str = "application/json",
-        accept: str = "application/json",
+        content: str = _JSON,
+        accept: str = _JSON,
     ) -> Any:
         return json.loads(await self._text(method, path, query, {"Content-Type": content, "Accept": accept}, body))
 
@@ -349,11 +350,11 @@ class Cluster:
             raise Busy(f"{call}: {type(e).__name__}: {e}") from e
         except ApiException as e:
             status = e.status
-            raise _ours(call, e.status, e.body, e.headers) from e
+            raise error_of(call, e.status, e.body, e.headers) from e
         finally:
             self._listener(method, _resource(path), status, time.monotonic() - begun_s, trial="dryRun" in query)
         if not 200 <= status <= 299:  # noqa: PLR2004 - the statuses that mean success
-            raise _ours(call, status, data, answer.headers)
+            raise error_of(call, status, data, answer.headers)
         return data.decode()
 
 
@@ -364,39 +365,3 @@ def _resource(path: str) -> str:
     if parts[:1] == ["namespaces"] and len(parts) > 2:  # noqa: PLR2004 - a namespace, and something in it
         parts = parts[2:]
     return parts[0] if parts else ""
-
-
-_BY_STATUS: Final[dict[int, type[OperatorError]]] = {
-    400: Rejected,
-    401: Busy,  # the token was renewed under us; the next call reads the new one
-    403: Forbidden,
-    404: Absent,
-    405: Absent,
-    409: Conflict,
-    _GONE: Busy,
-    413: Rejected,
-    415: Rejected,
-    422: Rejected,
-}
-
-
-def _ours(call: str, status: int | None, body: object, headers: Mapping[str, str] | None) -> OperatorError:
-    """The error that says what to do; everything unknown counts as passing."""
-    message = f"{call}: {status}: {_message(body)}"
-    kind = _BY_STATUS.get(status or 0, Busy)
-    if kind is Busy:
-        return Busy(message, _retry_after(headers or {}))
-    return kind(message)
-
-
-def _message(body: object) -> str:
-    """The API server's own words, cut to a length for people."""
-    text = body.decode(errors="replace") if isinstance(body, bytes) else str(body or "")
-    with contextlib.suppress(json.JSONDecodeError, AttributeError):
-        text = str(json.loads(text).get("message", text))
-    return text[:500]
-
-
-def _retry_after(headers: Mapping[str, str]) -> float | None:
-    text = headers.get("Retry-After", "")
-    return float(text) if text.isdigit() else None
