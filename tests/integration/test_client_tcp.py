@@ -60,6 +60,45 @@ def test_the_servers_key_may_come_later(place, tmp_path):
         link.close(0.2)
 
 
+@pytest.fixture
+def named(tmp_path):
+    """Starts servers that say who they are, one after the other at the same address."""
+    public = make_key(str(tmp_path / "key"))
+    (tmp_path / "secret").write_text("a secret of this pool alone\n")
+    listen = {"socket_path": "", "tcp_host": "127.0.0.1", "tcp_port": 0, "curve_key_file": str(tmp_path / "key")}
+    auth = {"kind": "secret", "secret_file": str(tmp_path / "secret")}
+    with ServerProcess(tmp_path, listen=listen, auth=auth) as server:
+        server.kill()
+
+        def start(server_id):
+            server.kill()
+            server.config["server_id"] = server_id
+            server.start()
+            until(lambda: server.endpoints, 30)
+            server.config["listen"]["tcp_port"] = int(server.endpoints[0].rpartition(":")[2])
+            return server.endpoints[0]
+
+        yield start, {"server_key": public, "secret_file": str(tmp_path / "secret"), "connect_s": 0.5}
+
+
+def test_the_server_of_an_id_is_the_one_that_says_so(named):
+    start, config = named
+    address = start("node-1")
+
+    wrong = reason_of(server=f"{address}#node-2", **config)
+    assert wrong.reason is UncachedReason.UNREACHABLE
+    assert "none of the 1 servers" in wrong.detail
+
+    link = Link(ClientConfig(server=f"{address}#node-2", **config), ClientKind.PROBE)
+    link.start()
+    try:
+        start("node-2")
+        assert link.wait_healthy(20)
+        assert link.state.welcome.server_id == "node-2"
+    finally:
+        link.close(0.2)
+
+
 def reason_of(**config):
     link = Link(ClientConfig(**({"connect_s": 0.5} | config)), ClientKind.PROBE)
     link.start()

@@ -14,15 +14,19 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from kvpool.client.call import Call, Frame
 from kvpool.client.desk import Desk
 from kvpool.client.gate import CopyGate
 from kvpool.client.keeper import Keeper
+from kvpool.client.locate import Locator
 from kvpool.client.segments import Segments
-from kvpool.client.session import Session
+from kvpool.client.session import Session, SessionOverError
 from kvpool.client.socket import Door
 from kvpool.client.state import LinkState
 from kvpool.config import ClientConfig
+from kvpool.model.errors import ServerUnavailable
 from kvpool.model.identity import ClientKind, Role
 from kvpool.model.reasons import UncachedReason
 from kvpool.wire.messages import Register, Reply, Request, Welcome
@@ -57,6 +61,7 @@ class Link:
         self.config = config
         self.kind = kind
         self.role = role or config.role
+        self._locator = Locator(config.server, self._identify)
         self.client_id = os.urandom(16)
         """Random for each process's link, never a process id: those repeat over containers."""
         door = Door()
@@ -161,4 +166,15 @@ class Link:
             self._thread.join(deadline_s + 2 * self.config.connect_s)
 
     def _new_session(self) -> Session:
-        return Session(self._door, self.config, self.kind, self.client_id, self.role)
+        config = replace(self.config, server=self._locator.find())
+        return Session(self._door, config, self.kind, self.client_id, self.role)
+
+    def _identify(self, address: str) -> str:
+        """Ask the server at *address* who it is; on the link's thread."""
+        session = Session(self._door, replace(self.config, server=address), ClientKind.PROBE, os.urandom(16), self.role)
+        try:
+            return session.hello().server_id
+        except SessionOverError as e:
+            raise e.error from e
+        finally:
+            session.close(ServerUnavailable("asked for its id alone"))

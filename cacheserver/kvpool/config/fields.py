@@ -257,8 +257,21 @@ class ClientConfig(Section, frozen=True, kw_only=True):
         str, Meta(description="Version of kvpool that wrote this; named when a field is unknown here.")
     ] = ""
     server: Annotated[
-        str, Meta(pattern="^(ipc://.+|tcp://.+:[0-9]+)$", description="Address: ipc:///path or tcp://host:port.")
+        str,
+        Meta(
+            pattern="^(ipc://.+|tcp://.+:[0-9]+(#.+)?)$",
+            description="Address: ipc:///path, tcp://host:port, or tcp://host:port#ID for the server of that id among "
+            "all that the host's name lists.",
+        ),
     ] = "ipc:///run/kvpool/kvpool.sock"
+    all_servers: Annotated[
+        str,
+        Meta(
+            pattern="^(tcp://.+:[0-9]+)?$",
+            description="tcp://host:port of a name that lists all servers of the pool, whose ids are their nodes' "
+            "names: how a scheduler reaches those of its ranks on other nodes.",
+        ),
+    ] = ""
     server_key: Annotated[str, Meta(description="The server's public CURVE key (Z85); needed with tcp.")] = ""
     server_key_file: Annotated[
         str, Meta(description="File with the same key, read at each connection; it may be written later.")

@@ -231,7 +231,7 @@ class SchedulerHalf(Half):
         self.refusal = disagreement(workers)
         if not self.refusal:
             try:
-                placed = placements(workers, self._node)
+                placed = placements(workers, self._node, self._config.all_servers)
             except NotPlaced as e:
                 self.refusal = str(e)
         if self.refusal:

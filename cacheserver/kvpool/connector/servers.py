@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Final
 
+from kvpool.client.locate import at
 from kvpool.client.state import LinkState
 from kvpool.connector.attach import Attachment, Session
 from kvpool.connector.plan import WorkerFacts
@@ -42,8 +43,11 @@ class Placement:
     """The server's address, and the stage where there are several."""
 
 
-def placements(workers: Sequence[WorkerFacts], node: str) -> tuple[Placement, ...]:
+def placements(workers: Sequence[WorkerFacts], node: str, all_servers: str = "") -> tuple[Placement, ...]:
     """Return the servers of *workers* with what is held there, for a scheduler that runs on *node*.
+
+    What a worker calls its server may lead each node to its own one. So those of other nodes are found by their nodes
+    among *all_servers*, an address whose name lists all of them, where that is known.
 
     Ranks that hold the same shard may use several servers: each then keeps the shard, and a hit is one at all of them.
 
@@ -52,12 +56,13 @@ def placements(workers: Sequence[WorkerFacts], node: str) -> tuple[Placement, ..
     """
     homes: dict[tuple[str, int], list[WorkerFacts]] = {}
     for facts in workers:
-        if facts.node != node and facts.server.startswith(_LOCAL):
+        server = facts.server if facts.node == node or not all_servers else at(all_servers, facts.node)
+        if facts.node != node and server.startswith(_LOCAL):
             raise NotPlaced(
                 f"shard {facts.shard} is at {facts.server} of another machine, which cannot be reached from this "
                 "machine; give its worker an address tcp://host:port"
             )
-        homes.setdefault((facts.server, facts.stage), []).append(facts)
+        homes.setdefault((server, facts.stage), []).append(facts)
     for (server, _), ranks in homes.items():
         _check_readers(server, ranks)
     return tuple(

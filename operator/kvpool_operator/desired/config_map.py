@@ -21,6 +21,7 @@ __all__ = [
     "SERVER_KEY",
     "SOCKET_FOLDER",
     "TOKEN_FILE",
+    "all_servers",
     "client_config",
     "client_config_map",
     "config_hash",
@@ -109,6 +110,13 @@ def node_address(pool: Pool) -> str:
     return f"tcp://{names.node_service(pool)}.{pool.namespace}.svc:{pool.spec.network.port}"
 
 
+def all_servers(pool: Pool) -> str:
+    """Address whose name lists all servers, whose ids are their nodes' names; empty where only the socket is a door."""
+    if not serves_tcp(pool):
+        return ""
+    return f"tcp://{names.servers_service(pool)}.{pool.namespace}.svc:{pool.spec.network.port}"
+
+
 def client_config(pool: Pool, server_key: str, *, socket: bool | None = None) -> config.ClientConfig:
     """What clients of the pool start with; wiring adds what differs from pod to pod.
 
@@ -127,6 +135,7 @@ def client_config(pool: Pool, server_key: str, *, socket: bool | None = None) ->
         server=f"ipc://{SOCKET_FOLDER}/kvpool.sock" if socket else node_address(pool),
         server_key=server_key if serves_tcp(pool) else "",
         token_file=TOKEN_FILE if serves_tcp(pool) else "",
+        all_servers=all_servers(pool),
         store_generated=pool.spec.store.generated_tokens,
         store_min_tokens=pool.spec.store.min_tokens,
         load_min_tokens=pool.spec.load.min_tokens,

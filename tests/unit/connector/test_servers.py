@@ -50,6 +50,28 @@ def test_every_shard_is_at_the_server_that_its_worker_told(ranks, expected) -> N
     ]
 
 
+def test_servers_of_other_nodes_are_found_by_their_nodes_where_a_name_lists_all() -> None:
+    """One address leads each worker to its own node's server, so it says nothing to the scheduler of another node."""
+    local = "tcp://kvpool-main-node.models.svc:7410"
+    workers = [
+        rank(0, local, "here"),
+        rank(1, local, "there"),
+        rank(2, "ipc:///run/s", "third"),
+        rank(3, local, "here"),
+    ]
+
+    placed = placements(workers, "here", "tcp://all:7410")
+
+    assert [(p.server, p.shards) for p in placed] == [
+        (local, (0, 3)),
+        ("tcp://all:7410#there", (1,)),
+        ("tcp://all:7410#third", (2,)),
+    ]
+    assert [p.server for p in placements(workers, "head-without-a-server", "tcp://all:7410")] == [
+        f"tcp://all:7410#{node}" for node in ("here", "there", "third")
+    ]
+
+
 def shared(server, readers, *, writer, shard=0):
     return WorkerFacts(shard=shard, server=server, node="here", readers=readers, writer=writer)
 
