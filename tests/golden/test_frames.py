@@ -76,6 +76,7 @@ REQUESTS = (
     m.CommitRetrieve(lookup_id=ID, group=1, shard=1, first=2, end=5),
     m.EndRequest(request_id="r-1"),
     m.Clear(model="org/model", forced=True),
+    m.Subscribe(after=7),
     m.Stats(),
     m.Ping(),
 )
@@ -112,6 +113,7 @@ REPLIES = (
     m.Retrieved(vouched=3),
     m.Ended(leases=1),
     m.Cleared(chunks=3, kept=1),
+    m.Events(sequence=9, snapshot=True, more=True),
     m.Statistics(
         server_id="node-1",
         server_version="0.1.0",

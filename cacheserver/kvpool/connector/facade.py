@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import vllm
+from vllm.distributed.kv_events import MEDIUM_CPU, BlockRemoved, BlockStored
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
@@ -29,7 +30,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
-from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
+from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash, resolve_kv_cache_block_sizes
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvpool.connector import statistics
@@ -132,7 +133,9 @@ class KVPoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         _share_handlers()
         self._scheduler = self._worker = None
         if role is KVConnectorRole.SCHEDULER:
-            self._scheduler = SchedulerHalf(config, config.node or _machine())
+            events = vllm_config.kv_events_config
+            watches = events is not None and events.enable_kv_cache_events
+            self._scheduler = SchedulerHalf(config, config.node or _machine(), watches=watches)
             if transfer.kv_load_failure_policy != "recompute":
                 log.warning("kvpool: set kv_load_failure_policy to recompute, or a failed load ends its request")
         else:
@@ -273,6 +276,26 @@ class KVPoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
         """As ``request_finished``."""
         return self.request_finished(request, block_ids)
+
+    def take_events(self) -> list[Any]:
+        """Return what came and went at the server, as the engine's own cache events: a chunk is one large block."""
+        change, chunk_tokens = self._half_of_scheduler().events()
+        events: list[Any] = []
+        if change.removed:
+            events.append(BlockRemoved([maybe_convert_block_hash(d) for d in change.removed], medium=MEDIUM_CPU))
+        if change.stored:
+            events.append(
+                BlockStored(
+                    block_hashes=[maybe_convert_block_hash(d) for d in change.stored],
+                    parent_block_hash=None,
+                    token_ids=[],
+                    block_size=chunk_tokens,
+                    lora_id=None,
+                    lora_name=None,
+                    medium=MEDIUM_CPU,
+                )
+            )
+        return events
 
     def reset_cache(self) -> bool:
         """Drop all that the servers keep of this engine's model; False if one of them did not say so."""

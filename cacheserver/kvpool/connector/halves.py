@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from kvpool.client.group import Member, scheduler_over
 from kvpool.client.jobs import Moment
+from kvpool.client.watching import Change, Watcher
 from kvpool.client.worker import WorkerAdapter
 from kvpool.config import ClientConfig
 from kvpool.connector.attach import Attachment, Session
@@ -146,14 +147,19 @@ class WorkerHalf(Half):
 class SchedulerHalf(Half):
     """The scheduler's half. The engine's scheduling thread calls it."""
 
-    def __init__(self, config: ClientConfig, node: str, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self, config: ClientConfig, node: str, *, watches: bool = False, clock: Callable[[], float] = monotonic
+    ) -> None:
+        """Make it; *watches*: somebody wants cache events."""
         super().__init__("scheduler")
         self._config = config
         self._node = node
         self._side: SchedulerSide | None = None
         self._clock = clock
+        self._watches = watches
         self._rates = Rates(config.load_budget)
         self._model = ""
+        self._watcher: Watcher | None = None
         self._adapters: dict[tuple[int, str], str | None] = {}
 
     def attach(self, workers: Sequence[bytes]) -> None:
@@ -214,6 +220,13 @@ class SchedulerHalf(Half):
             return True
         return self._guarded(lambda: side.reset(self._model, self._config.request_s), lambda: False)
 
+    def events(self) -> tuple[Change, int]:
+        """Return which chunks came and went at the engine's first server since the last call, and a chunk's tokens."""
+        watcher, session = self._watcher, self._session()
+        if watcher is None or session is None:
+            return Change(), 0
+        return self._guarded(lambda: watcher.poll(self._clock()), Change), session.chunk_tokens
+
     def finished(self, request_id: str) -> bool:
         """See ``SchedulerSide.finished``."""
         if (side := self._side) is None:
@@ -255,6 +268,9 @@ class SchedulerHalf(Half):
             ),
             whole=facts.by_block,
         )
+        # Digests that are not the engine's own hashes would mean nothing to who listens to it.
+        if self._watches and facts.hash_tokens:
+            self._watcher = Watcher(links[placed[0].label].link)
         self._side = SchedulerSide(
             hits,
             role=self._config.role,

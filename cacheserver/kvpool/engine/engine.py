@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvpool.config import ServerConfig
+from kvpool.engine.changes import Changes
 from kvpool.engine.claims import MoverClaims
 from kvpool.engine.clients import Client
 from kvpool.engine.core import Core
@@ -62,6 +63,7 @@ class Engine:
         self._members = Members(self._core, self._releases, self._lookups)
         self.room = Room(self._core)
         self._upkeep = Upkeep(self._core, self._releases, self._lookups, fetches)
+        self.changes = Changes(self._core)
         self.movers = MoverClaims(self._core, self._releases, self._lookups)
 
     def recover(self, now_s: float) -> Recovery:

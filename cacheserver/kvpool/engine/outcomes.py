@@ -12,7 +12,17 @@ from numpy.typing import NDArray
 from kvpool.model.identity import ClientKind, Mode, Role
 from kvpool.model.reasons import LookupReason
 
-__all__ = ["Access", "Cleared", "ClientNumbers", "EngineNumbers", "FoundPrefix", "ReadPlan", "Recovery", "ScopeNumbers"]
+__all__ = [
+    "Access",
+    "ChangeBatch",
+    "Cleared",
+    "ClientNumbers",
+    "EngineNumbers",
+    "FoundPrefix",
+    "ReadPlan",
+    "Recovery",
+    "ScopeNumbers",
+]
 
 
 class Access(Enum):
@@ -56,6 +66,25 @@ class Cleared(NamedTuple):
     chunks: int
     kept: int
     """Chunks that stayed because somebody holds them."""
+
+
+class ChangeBatch(NamedTuple):
+    """Answer to ``changes.take``."""
+
+    sequence: int
+    """To be asked after next."""
+
+    snapshot: bool
+    """True: what was announced before is void, and this is the first page of all that is there."""
+
+    more: bool
+    """True: ask again at once."""
+
+    stored: bytes
+    """A byte a chunk: 1 it came, 0 it went."""
+
+    digests: bytes
+    """32 bytes a chunk, in order."""
 
 
 class Recovery(NamedTuple):

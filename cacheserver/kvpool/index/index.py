@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvpool.index.evict import Evictor
+from kvpool.index.journal import Journal
 from kvpool.index.phases import LAPSED, WRITING, Op
 from kvpool.index.policy.port import Policy
 from kvpool.index.regions import Region, Regions, SlotClass
@@ -40,6 +41,7 @@ class Index:
         self.slots = SlotTable(capacity)
         self.regions = regions
         self.scopes = Scopes()
+        self.journal = Journal()
         self.chunks = 0
         self.pinned_bytes = 0
         self.lapsed_bytes = 0
@@ -85,11 +87,13 @@ class Index:
         """Make written slots readable."""
         self.slots.commit(slots)
         self.chunks += len(slots)
+        self._note(slots, stored=True)
 
     def condemn(self, slots: SlotArray) -> None:
         """Take *slots* out of the index for ever; each is free once its last holder went."""
         written = self.slots.phase[slots] == WRITING
         self.slots.condemn(slots)
+        self._note(slots[~written], stored=False)
         self._forget_keys(slots)
         self.chunks -= len(slots) - int(np.count_nonzero(written))
         self.lapsed_bytes += int(self.bytes_of(slots[written]).sum())
@@ -236,6 +240,13 @@ class Index:
     def _enter(self, op: Op, slots: SlotArray, table: KeyTable, keys: list[bytes]) -> None:
         self.slots.take(op, slots, table.number, keys)
         table.slots.update(zip(keys, slots.tolist(), strict=True))
+
+    def _note(self, slots: SlotArray, *, stored: bool) -> None:
+        """Tell who watches."""
+        if self.journal.watched and len(slots):
+            numbers = self.slots.table[slots]
+            for number in self.journal.watched.intersection(numbers.tolist()):
+                self.journal.note(number, self.slots.key[slots[numbers == number]].tolist(), stored=stored)
 
     def _forget_keys(self, slots: SlotArray) -> None:
         numbers = self.slots.table[slots]

@@ -19,6 +19,7 @@ from kvpool.wire.messages import (
     CommitStore,
     Ended,
     EndRequest,
+    Events,
     Found,
     Freed,
     FreeLookup,
@@ -30,6 +31,7 @@ from kvpool.wire.messages import (
     Readable,
     Retrieved,
     Stored,
+    Subscribe,
 )
 
 __all__ = ["CachingVerbs"]
@@ -56,6 +58,7 @@ class CachingVerbs:
         dispatcher.add(CommitStore, Route(handler=self.commit_store, frames=2))
         dispatcher.add(PrepareRetrieve, Route(handler=self.prepare_retrieve))
         dispatcher.add(CommitRetrieve, Route(handler=self.commit_retrieve, frames=1))
+        dispatcher.add(Subscribe, Route(handler=self.subscribe))
         dispatcher.add(EndRequest, Route(handler=self.end_request, while_expired=True, releases=True))
 
     def lookup(self, call: Call, request: Lookup) -> Answer:
@@ -167,6 +170,12 @@ class CachingVerbs:
     def end_request(self, call: Call, request: EndRequest) -> Answer:
         """Free all lookups of one engine request."""
         return Answer(Ended(leases=self._engine.end_request(call.owner.client_id, request.request_id, self._clock())))
+
+    def subscribe(self, call: Call, request: Subscribe) -> Answer:
+        """Tell what came and went since."""
+        batch = self._engine.changes.take(call.owner.client_id, request.after, self._clock())
+        events = Events(sequence=batch.sequence, snapshot=batch.snapshot, more=batch.more)
+        return Answer(events, (batch.stored, batch.digests))
 
     def resolve(self) -> None:
         """Answer the parked calls of lookups whose answer changed; call it after everything that may change one."""

@@ -13,6 +13,7 @@ Chunk ranges are half-open, counted from the start of the token sequence.
 """
 
 from kvpool.wire.basics import Envelope, Failed, Reply, ReplyEnvelope, Request
+from kvpool.wire.events import Events, Subscribe
 from kvpool.wire.hello import AttachBulk, Attached, Hello, Limits, Renew, Renewed, Welcome
 from kvpool.wire.lookups import Ended, EndRequest, Found, Freed, FreeLookup, Lookup, LookupStatus
 from kvpool.wire.registration import (
@@ -42,6 +43,7 @@ __all__ = [
     "EndRequest",
     "Ended",
     "Envelope",
+    "Events",
     "Failed",
     "Found",
     "FreeLookup",
@@ -71,6 +73,7 @@ __all__ = [
     "Statistics",
     "Stats",
     "Stored",
+    "Subscribe",
     "Unregister",
     "Unregistered",
     "WatchRing",
@@ -97,6 +100,7 @@ AnyRequest = (
     | CommitRetrieve
     | EndRequest
     | Clear
+    | Subscribe
     | Stats
     | Ping
 )
@@ -119,6 +123,7 @@ AnyReply = (
     | Retrieved
     | Ended
     | Cleared
+    | Events
     | Statistics
     | Pong
 )
