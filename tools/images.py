@@ -80,7 +80,8 @@ def buildah() -> Builder:
     if os.geteuid() != 0:
         raise ImageError("buildah in a chroot needs root")
     trust = [v for folder in _TRUST if _has_private_trust() for v in ("--volume", f"{folder}:{folder}:ro")]
-    return Builder("buildah", ("buildah", "bud", "--isolation", "chroot", "--network", "host", "--quiet", *trust))
+    options = ("--isolation", "chroot", "--network", "host", "--layers", "--quiet")
+    return Builder("buildah", ("buildah", "bud", *options, *trust))
 
 
 def _has_private_trust() -> bool:

@@ -181,5 +181,7 @@ async def _operate(watcher: Watcher, settings: Settings, stop: Stop) -> None:
             namespaces=settings.watch_namespaces,
             memo=watcher,
             registry=kopf.get_default_registry(),
+            # Else kopf asks who runs it, and the user of a pod has no name.
+            identity=settings.identity,  # type: ignore[arg-type]
             stop_flag=flag,
         )

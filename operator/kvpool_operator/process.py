@@ -3,6 +3,7 @@
 
 import json
 import logging
+import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -37,6 +38,8 @@ async def api_client() -> AsyncIterator[ApiClient]:
     """A client that is logged in by a kubeconfig where there is one, else as the pod's service account."""
     configuration = Configuration()
     load: Any = config.load_config
-    await load(client_configuration=configuration)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # "using in-cluster config": as meant, in a pod
+        await load(client_configuration=configuration)
     async with ApiClient(configuration) as api:
         yield api

@@ -1,20 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM engines in pods: a stock-like image, the pinned environment and a model mounted read-only by a claim."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from tests.e2e.kube import Kube, Object
 from tests.engine.harness import MIB, engine_environ
 from tools import node_images
 
-__all__ = ["PORT", "Engine", "by_hand", "claims", "engine_pod", "prompt"]
+__all__ = ["PORT", "Engine", "claims", "engine_pod", "prompt"]
 
 PORT = 8000
 ENVIRONMENT, MODEL = "/opt/vllm", "/opt/model"
-TOKEN_FOLDER, PAYLOAD = "/var/run/secrets/kvpool.dev", "/kvpool"
 START_S = 180.0
 
 
@@ -57,6 +54,9 @@ def engine_pod(namespace: str, name: str, node: str, labels: Mapping[str, str], 
         "PYTHONPATH": f"{ENVIRONMENT}/lib/python3.11/site-packages",
         "HOME": "/tmp",
         "XDG_CACHE_HOME": "/tmp/cache",
+        # A busy machine may starve a thread for longer than an engine in production should wait for a lookup.
+        "KVPOOL_CLIENT__LOOKUP_S": "10",
+        "KVPOOL_CLIENT__REQUEST_S": "10",
     }
     arguments = ["--model", MODEL, "--served-model-name", "tiny", "--port", str(PORT), "--dtype", "float32"]
     arguments += ["--max-model-len", "4608", "--max-num-batched-tokens", "4608", "--block-size", "32"]
@@ -92,41 +92,6 @@ def engine_pod(namespace: str, name: str, node: str, labels: Mapping[str, str], 
             "volumes": volumes,
         },
     }
-
-
-def by_hand(pod: Object, client: Mapping[str, Any], audience: str) -> Object:
-    """Wire *pod* as a person could without admission, by what the pool's client ConfigMap says."""
-    extra = {**client, "token_file": f"{TOKEN_FOLDER}/token", "lookup_s": 10, "request_s": 10}
-    transfer = {
-        "kv_connector": "KVPoolConnector",
-        "kv_connector_module_path": "kvpool.connector.facade",
-        "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": extra,
-    }
-    spec, container = pod["spec"], pod["spec"]["containers"][0]
-    container["args"] += ["--kv-transfer-config", json.dumps(transfer)]
-    for variable in container["env"]:
-        if variable["name"] == "PYTHONPATH":
-            variable["value"] += f":{PAYLOAD}"
-    container["volumeMounts"] += [
-        {"name": "kvpool", "mountPath": PAYLOAD, "readOnly": True},
-        {"name": "token", "mountPath": TOKEN_FOLDER, "readOnly": True},
-    ]
-    token = {"serviceAccountToken": {"path": "token", "audience": audience, "expirationSeconds": 3600}}
-    spec["volumes"] += [
-        {"name": "kvpool", "emptyDir": {}},
-        {"name": "token", "projected": {"sources": [token]}},
-    ]
-    spec["initContainers"] = [
-        {
-            "name": "kvpool",
-            "image": node_images.reference("payload"),
-            "imagePullPolicy": "Never",
-            "volumeMounts": [{"name": "kvpool", "mountPath": PAYLOAD}],
-        }
-    ]
-    return pod
 
 
 def prompt(seed: int, tokens: int = 600) -> list[int]:

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """A cluster as a person with kubectl sees it: apply, look, wait, ask a pod over HTTP; the same on every cluster."""
 
+import contextlib
 import json
+import subprocess
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 from tests.cluster.processes import wait_for
 
-__all__ = ["Kube", "Kubectl", "Object"]
+__all__ = ["Kube", "Kubectl", "Object", "write_state"]
 
 Object = dict[str, Any]
 
@@ -17,6 +20,15 @@ class Kubectl(Protocol):
     """Runs kubectl as the administrator and returns what it prints."""
 
     def __call__(self, *arguments: str, stdin: str = "", timeout_s: float = 60.0) -> str: ...
+
+
+def write_state(kubectl: Kubectl, target: Path) -> None:
+    """Write all objects that may say why something failed to *target*."""
+    target.mkdir(parents=True, exist_ok=True)
+    for what in ("pods", "events", "nodes", "daemonsets,deployments,services,configmaps", "kvcachepools"):
+        with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):
+            text = kubectl("get", what, "--all-namespaces", "-o", "yaml")
+            (target / f"{what.partition(',')[0]}.yaml").write_text(text)
 
 
 class Kube:
@@ -38,7 +50,7 @@ class Kube:
         """
         return json.loads(self.kubectl("get", kind, name, "--namespace", namespace, "-o", "json"))
 
-    def list(self, kind: str, namespace: str, selector: str = "") -> list[Object]:
+    def all(self, kind: str, namespace: str, selector: str = "") -> list[Object]:
         """All objects of a kind that *selector* finds."""
         text = self.kubectl("get", kind, "--namespace", namespace, "--selector", selector, "-o", "json")
         return json.loads(text)["items"]
@@ -46,6 +58,11 @@ class Kube:
     def delete(self, kind: str, name: str, namespace: str, *options: str) -> None:
         """Delete an object; kubectl waits until it is gone."""
         self.kubectl("delete", kind, name, "--namespace", namespace, *options, timeout_s=120)
+
+    def nodes(self) -> list[str]:
+        """Names of the nodes that pods may run on."""
+        found = json.loads(self.kubectl("get", "nodes", "-o", "json"))["items"]
+        return sorted(n["metadata"]["name"] for n in found if not n["spec"].get("taints"))
 
     def namespace(self, level: str) -> str:
         """A fresh namespace that enforces a pod-security *level*."""

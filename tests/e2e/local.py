@@ -21,6 +21,8 @@ from typing import Self
 from tests.cluster.control_plane import ControlPlane, Site, base_folder
 from tests.cluster.processes import Processes, sweep, wait_for
 from tests.e2e.dns import __file__ as dns_program
+from tests.e2e.existing import ExistingCluster
+from tests.e2e.kube import write_state
 from tests.e2e.machine import Machine, entered, link, missing_capability, remove_groups, stale_groups
 from tests.e2e.node import DNS_ADDRESS, Node, NodePlace
 from tools import images, node_images, vllm_env
@@ -74,10 +76,10 @@ def archives() -> list[Path]:
     return [node_images.archive(name) for name in node_images.NAMES]
 
 
-class LocalCluster:
+class LocalCluster(ExistingCluster):
     """Two nodes that are ready, with images loaded; a context manager that leaves nothing behind."""
 
-    def __init__(self, archives: Sequence[Path]) -> None:
+    def __init__(self, archives: Sequence[Path]) -> None:  # the programs are found when it starts
         self._archives = archives
         self._stack = contextlib.ExitStack()
 
@@ -124,6 +126,7 @@ class LocalCluster:
             thread.start()
         self._failed: list[BaseException] = []
         self.control_plane = self._stack.enter_context(ControlPlane(site=Site(PLACES[0].address, SERVICES)))
+        self.kubeconfig = self.control_plane.admin
         command = [sys.executable, dns_program, DNS_ADDRESS, self.control_plane.admin]
         self.processes.start("dns", command, lambda: True)
         for node in self.nodes:
@@ -161,17 +164,6 @@ class LocalCluster:
         ]
         return len(ready) == len(PLACES)
 
-    def kubectl(self, *arguments: str, stdin: str = "", timeout_s: float = 60.0) -> str:
-        """Run kubectl as the administrator and return what it prints.
-
-        Raises:
-            AssertionError: it failed.
-        """
-        command = [str(self.programs["kubectl"]), "--kubeconfig", str(self.control_plane.admin), *arguments]
-        done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, timeout=timeout_s)
-        assert done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr}{done.stdout}"
-        return done.stdout
-
     def collect(self, target: Path) -> None:
         """Write down all there is to know for somebody who looks for the reason of a failure."""
         target.mkdir(parents=True, exist_ok=True)
@@ -179,10 +171,7 @@ class LocalCluster:
             shutil.copytree(run / "logs", target / "programs", dirs_exist_ok=True)
         for node in self.nodes:
             shutil.copytree(node.machine.folder / "log" / "pods", target / node.place.name, dirs_exist_ok=True)
-        for what in ("pods", "events", "nodes", "daemonsets,deployments,services,configmaps", "kvcachepools"):
-            with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):
-                text = self.kubectl("get", what, "--all-namespaces", "-o", "yaml")
-                (target / f"{what.partition(',')[0]}.yaml").write_text(text)
+        write_state(self.kubectl, target)
 
 
 def main() -> int:

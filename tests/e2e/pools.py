@@ -23,6 +23,7 @@ def pool(namespace: str, name: str = "main", **spec: Any) -> Object:
             "gpuAccess": {"mode": "None"},
             "placement": {"nodeSelector": {}},
             "resources": {"requests": {"cpu": "50m"}},
+            "update": {"strategy": "Paced", "settle": "2s"},
             **spec,
         },
     }
@@ -38,7 +39,7 @@ class Servers:
 
     def pods(self) -> dict[str, Object]:
         """The pods by node."""
-        found = self.kube.list("pods", self.namespace, f"{POOL_LABEL}={self.name},{ROLE_LABEL}=server")
+        found = self.kube.all("pods", self.namespace, f"{POOL_LABEL}={self.name},{ROLE_LABEL}=server")
         return {p["spec"]["nodeName"]: p for p in found if "deletionTimestamp" not in p["metadata"]}
 
     def wait_ready(self, count: int = 2, deadline_s: float = 120.0) -> None:

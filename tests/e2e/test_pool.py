@@ -22,18 +22,18 @@ def servers(kube: Kube) -> Iterator[Servers]:
     kube.delete("kvp", "main", namespace)
 
 
-def test_the_operator_runs_from_its_image_where_the_restricted_level_is_enforced(kube: Kube) -> None:
+def test_the_operator_runs_from_its_image_where_the_restricted_level_is_enforced(kube: Kube, nodes: list[str]) -> None:
     found = kube.get("deployment", "kvpool-operator", SYSTEM)
 
     assert found["status"]["readyReplicas"] == 2
-    pods = kube.list("pods", SYSTEM, "app.kubernetes.io/component=operator")
-    assert {p["spec"]["nodeName"] for p in pods} == {"node-1", "node-2"}
+    pods = kube.all("pods", SYSTEM, "app.kubernetes.io/component=operator")
+    assert {p["spec"]["nodeName"] for p in pods} == set(nodes)
     assert all(s["restartCount"] == 0 for p in pods for s in p["status"]["containerStatuses"])
 
 
-def test_each_node_has_a_server_that_read_its_configuration(kube: Kube, servers: Servers) -> None:
-    assert set(servers.pods()) == {"node-1", "node-2"}
-    for node in ("node-1", "node-2"):
+def test_each_node_has_a_server_that_read_its_configuration(servers: Servers, nodes: list[str]) -> None:
+    assert set(servers.pods()) == set(nodes)
+    for node in nodes:
         found = servers.statistics(node)
         assert found["server_id"] == node
         assert found["l1_bytes"] >= 256 << 20
@@ -47,41 +47,28 @@ def test_the_status_has_the_servers_numbers(kube: Kube, servers: Servers) -> Non
     kube.wait("capacity in the status", told)
 
 
-def test_metrics_are_served(kube: Kube, servers: Servers) -> None:
-    text = kube.http_get(servers.namespace, servers.on("node-2"), OPERATIONS, "/metrics")
+def test_metrics_are_served(kube: Kube, servers: Servers, nodes: list[str]) -> None:
+    text = kube.http_get(servers.namespace, servers.on(nodes[1]), OPERATIONS, "/metrics")
 
     assert "kvpool_lookups_total" in text
 
 
-def test_the_command_line_reaches_the_server_of_its_own_node_from_a_pod(kube: Kube, servers: Servers) -> None:
-    client = json.loads(kube.get("configmap", "kvpool-main-client", servers.namespace)["data"]["client.json"])
-    audience = f"kvpool.dev/{servers.namespace}/main"
-    token = {"serviceAccountToken": {"path": "token", "audience": audience, "expirationSeconds": 3600}}
+def test_the_command_line_reaches_the_server_of_its_own_node_from_a_pod_with_the_label(
+    kube: Kube, servers: Servers, nodes: list[str]
+) -> None:
+    container = {"name": "look", "image": node_images.reference("server"), "args": ["status", "--json"]}
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": "look", "namespace": servers.namespace, "labels": {"kvpool.dev/pool": "main"}},
-        "spec": {
-            "nodeName": "node-2",
-            "restartPolicy": "Never",
-            "containers": [
-                {
-                    "name": "look",
-                    "image": node_images.reference("server"),
-                    "args": ["status", "--json", "--token-file", "/token/token", "--server-key", client["server_key"]],
-                    "env": [{"name": "KVPOOL_CLIENT__SERVER", "value": client["server"]}],
-                    "volumeMounts": [{"name": "token", "mountPath": "/token"}],
-                }
-            ],
-            "volumes": [{"name": "token", "projected": {"sources": [token]}}],
-        },
+        "spec": {"nodeName": nodes[1], "restartPolicy": "Never", "containers": [container]},
     }
     kube.apply(pod)
     phase = kube.wait("its end", lambda: ended(kube, servers.namespace, "look"), 60)
     said = kube.kubectl("logs", "look", "--namespace", servers.namespace)
 
     assert phase == "Succeeded", said
-    assert json.loads(said)["server_id"] == "node-2"
+    assert json.loads(said)["statistics"]["server_id"] == nodes[1]
 
 
 def ended(kube: Kube, namespace: str, name: str) -> str:

@@ -12,6 +12,7 @@ from kvpool_operator import handlers
 from kvpool_operator.desired.names import POOL_LABEL
 from kvpool_operator.handlers import Stop, Watcher
 from kvpool_operator.queue import Need
+from kvpool_operator.settings import Settings
 
 
 def meta(name: str = "a", generation: int = 1, namespace: str = "models", **labels: str) -> dict[str, Any]:
@@ -102,3 +103,17 @@ def test_a_stop_reaches_watches_on_another_thread(early: bool) -> None:
 
     assert not thread.is_alive()
     stop.set()  # nobody there any more
+
+
+def test_watches_need_no_name_of_the_user_that_the_pod_runs_as(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody() -> str:
+        raise KeyError("getpwuid(): uid not found")
+
+    async def spawn(**given: Any) -> list[Any]:
+        assert given["identity"] == "pod-7"
+        return []
+
+    monkeypatch.setattr("getpass.getuser", nobody)
+    monkeypatch.setattr("kopf._core.reactor.running.spawn_tasks", spawn)
+
+    handlers.operate(handlers.Watcher(lambda *_: None), Settings(identity="pod-7"), Stop())
