@@ -4,7 +4,7 @@
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Self
 
 import msgspec
@@ -15,7 +15,7 @@ from kvpool.arena import header
 from kvpool.arena.files import Folder
 from kvpool.arena.growth import Growth
 from kvpool.arena.header import SlotState, Store
-from kvpool.arena.leftovers import aside_bytes
+from kvpool.arena.leftovers import Fate, Living, aside_bytes, sweep_other_pools
 from kvpool.arena.page import Cut
 from kvpool.arena.preflight import Machine, check_memory
 from kvpool.arena.scopes import Scopes
@@ -231,6 +231,11 @@ class ShmArena:
     def wait_grown(self, timeout_s: float) -> bool:
         """Wait for the background to be done; False if it is not within *timeout_s* (a thread)."""
         return self._growth is None or self._growth.join(timeout_s)
+
+    def sweep(self, living: Living) -> list[str]:
+        """Remove what deleted pools left; returns their uids."""
+        fates = sweep_other_pools(self._folder, replace(living, pools={*living.pools, self._pool_uid}))
+        return [pool for pool, fate in fates.items() if fate is Fate.REMOVED]
 
     def aside_bytes(self) -> int:
         """Bytes of former segments of another size or version that some client still holds; removes the others."""

@@ -144,6 +144,20 @@ _MEMORY: Final = (
         panel="Memory",
     ),
     Metric(
+        name="kvpool_l1_wanted_bytes",
+        kind=Kind.GAUGE,
+        unit="bytes",
+        help="What kvpool_l1_bytes is on its way to, after a change of l1.size_bytes.",
+        panel="Memory",
+    ),
+    Metric(
+        name="kvpool_l1_mapped_bytes",
+        kind=Kind.GAUGE,
+        unit="bytes",
+        help="Bytes that are not used any more since L1 was made smaller, and stay taken until clients let go of them.",
+        panel="Memory",
+    ),
+    Metric(
         name="kvpool_l1_used_bytes",
         kind=Kind.GAUGE,
         unit="bytes",

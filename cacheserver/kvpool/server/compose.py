@@ -38,6 +38,7 @@ from kvpool.server.identity import CredentialError, authenticator
 from kvpool.server.inbox import Inbox
 from kvpool.server.keys import KeyFileError, read_key
 from kvpool.server.lanes import Lanes
+from kvpool.server.live import LiveConfig, LiveState
 from kvpool.server.logs import configure
 from kvpool.server.loop import Loop
 from kvpool.server.movers import Movers
@@ -177,6 +178,15 @@ class Server:
     def parts(self) -> Parts:
         """The server's parts; to be touched by questions on the loop alone."""
         return self._parts
+
+    def follow(self, fd: int, live: LiveConfig) -> None:
+        """Let *live* change what may change while the server runs, whenever *fd* is readable; before ``run``."""
+        self._publisher.live = lambda: live.state
+        if fd < 0:
+            live.state = LiveState("changes of the file are not noticed: the kernel has no inotify instance left")
+            return
+        self._door.watch(fd)
+        self._loop.follow(fd, live.turn)
 
     def close(self) -> None:
         """Release everything in the opposite order. Idempotent."""
@@ -327,6 +337,9 @@ def run_server(
             engine = Engine(config, arena)
             recovery = engine.recover(clocks.monotonic())
             server = resources.enter_context(Server(config, arena, engine, recovery.chunks, clocks, mover_command))
+            if source is not None:
+                live = LiveConfig(config, source, arena, engine.room, clocks.monotonic)
+                server.follow(source.watch(), live)
             _handle_signals(server)
             arena.grow()
             _announce(server, config, recovery.chunks)

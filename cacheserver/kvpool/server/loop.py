@@ -71,6 +71,7 @@ class Loop:
         self._publish = publish
         self._backlog = Backlog(parts.connections.is_bulk)
         self._descriptors: DescriptorServer | None = None
+        self._followed: dict[int, Callable[[], None]] = {}
         silent_s = parts.config.leases.client_silent_s
         self._housekeeping_s = min(_HOUSEKEEPING_S, silent_s / 4)
         self._next_housekeeping_s = self._next_publish_s = parts.clock()
@@ -80,6 +81,10 @@ class Loop:
         self._stopped = False
         self.lanes_work = True
         """False while a copy takes far too long."""
+
+    def follow(self, fd: int, turn: Callable[[], None]) -> None:
+        """Call *turn* whenever *fd*, which the door watches already, is readable."""
+        self._followed[fd] = turn
 
     def watch(self, descriptors: DescriptorServer) -> None:
         """Serve the descriptor socket, too."""
@@ -111,6 +116,9 @@ class Loop:
         self._serve(ready, received_s)
         if self._descriptors is not None and self._descriptors.fileno() in ready:
             self._descriptors.turn(received_s)
+        for fd, turn in self._followed.items():
+            if fd in ready:
+                turn()
         if self._parts.rings.due(ready, self._parts.clock()):
             self._parts.rings.turn(self._parts.clock())
         self._time_passes(self._parts.clock())

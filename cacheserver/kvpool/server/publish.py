@@ -10,6 +10,7 @@ from kvpool.engine.outcomes import EngineNumbers
 from kvpool.metrics.catalogue import series_key
 from kvpool.model.identity import ClientKind, Mode
 from kvpool.server.gpus import GpuSight
+from kvpool.server.live import LiveState
 from kvpool.server.parts import Parts
 from kvpool.server.snapshot import ServerSnapshot
 
@@ -52,6 +53,8 @@ class Publisher:
         sight: Callable[[], GpuSight],
     ) -> None:
         self._sight = sight
+        self.live: Callable[[], LiveState] = LiveState
+        """How the server stands to the file that it was configured from."""
         self._parts = parts
         self._facts = facts
         self._trouble = trouble
@@ -62,7 +65,7 @@ class Publisher:
         """Return the server as it is now."""
         now_s = self._parts.clock()
         engine = self._parts.engine.numbers()
-        draining, sight = self._draining(), self._sight()
+        draining, sight, live = self._draining(), self._sight(), self.live()
         reason = "draining" if draining else self._trouble() or sight.trouble
         uptime_s = now_s - self._facts.started_s
         self._gauges(engine, uptime_s, ready=not reason, draining=draining)
@@ -79,6 +82,8 @@ class Publisher:
             gpu_reason=sight.reason,
             chunk_tokens=self._parts.config.chunk_tokens,
             l1_bytes=engine.l1_bytes,
+            l1_wanted_bytes=engine.l1_wanted_bytes,
+            l1_mapped_bytes=engine.l1_mapped_bytes,
             l1_used_bytes=engine.used_bytes,
             l1_pinned_bytes=engine.pinned_bytes,
             chunks=engine.chunks,
@@ -89,12 +94,16 @@ class Publisher:
             recovered_chunks=self._facts.recovered_chunks,
             uptime_s=uptime_s,
             published_at_s=now_s,
+            config_refused=live.refused,
+            restart_needed=live.restart,
             series=self._parts.numbers.published(),
         )
 
     def _gauges(self, engine: EngineNumbers, uptime_s: float, *, ready: bool, draining: bool) -> None:
         values: Mapping[str, float] = {
             "kvpool_l1_bytes": engine.l1_bytes,
+            "kvpool_l1_wanted_bytes": engine.l1_wanted_bytes,
+            "kvpool_l1_mapped_bytes": engine.l1_mapped_bytes,
             "kvpool_l1_used_bytes": engine.used_bytes,
             "kvpool_l1_pinned_bytes": engine.pinned_bytes,
             "kvpool_quarantined_bytes": engine.quarantined_bytes,

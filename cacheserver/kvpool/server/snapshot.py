@@ -34,6 +34,14 @@ class ServerSnapshot:
 
     chunk_tokens: int
     l1_bytes: int
+    """What may hold chunks now."""
+
+    l1_wanted_bytes: int
+    """What ``l1_bytes`` is on its way to."""
+
+    l1_mapped_bytes: int
+    """Not used any more, and taken until clients let go of it."""
+
     l1_used_bytes: int
     l1_pinned_bytes: int
     chunks: int
@@ -43,6 +51,12 @@ class ServerSnapshot:
     oldest_lease_s: float
     recovered_chunks: int
     """Chunks that were adopted from a former server at start."""
+
+    config_refused: str
+    """Why a part of the changed configuration file is not followed; empty if nothing is refused."""
+
+    restart_needed: tuple[str, ...]
+    """Fields of the changed file that count from the next start on."""
 
     uptime_s: float
     published_at_s: float
