@@ -31,7 +31,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash, resolve_kv_cache_block_sizes
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvpool.connector import statistics
 from kvpool.connector.halves import SchedulerHalf, WorkerHalf
@@ -40,6 +39,13 @@ from kvpool.connector.scheduler import Step
 from kvpool.connector.translate import NotCacheable, client_config, engine_facts
 
 __all__ = ["KVPoolConnector", "KVPoolHandshake", "KVPoolMetadata", "KVPoolPrometheus", "KVPoolStats"]
+
+try:
+    from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+    _HIT_SOURCE = CacheHitSource.HOST
+except ImportError:  # vLLM before 0.32 counts all hits of connectors in one place
+    _HIT_SOURCE = None
 
 log = logging.getLogger("kvpool.connector")
 
@@ -124,7 +130,7 @@ class KVPoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     Models with several cache groups are supported (``translate`` says which kinds); others run uncached.
     """
 
-    _cache_hit_source = CacheHitSource.HOST
+    _cache_hit_source = _HIT_SOURCE
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
