@@ -6,16 +6,19 @@ from typing import Final
 
 from kvpool_operator.spec import Condition, PoolStatus
 
-__all__ = ["Pace", "flips", "news"]
+__all__ = ["Pace", "flips", "news", "stories"]
 
-_LONGEST_S: Final = 60.0
+_LONGEST_S: Final = 120.0
+_GROWTH: Final = 3.0
+_SUMMED_UP: Final = frozenset({"ConfigValid", "Available", "Progressing"})
+"""Conditions that Ready is made of."""
 
 
 @dataclass(slots=True)
 class Pace:
     """The writes of one pool's status.
 
-    Each write that only brings numbers up to date doubles the gap to the next one, up to a minute; a write that says
+    Each write that only brings numbers up to date triples the gap to the next one, up to two minutes; a write that says
     something new, or a quiet stretch, sets it back. So a rollout over a thousand nodes costs a handful of writes.
 
     Args:
@@ -33,7 +36,7 @@ class Pace:
     def written(self, now_s: float, *, new: bool) -> None:
         """It was."""
         quiet = now_s - self._written_s > 2 * max(self.gap_s, self._now_gap_s)
-        self._now_gap_s = self.gap_s if new or quiet else min(_LONGEST_S, 2 * max(self.gap_s, self._now_gap_s))
+        self._now_gap_s = self.gap_s if new or quiet else min(_LONGEST_S, _GROWTH * max(self.gap_s, self._now_gap_s))
         self._written_s = now_s
 
 
@@ -41,6 +44,17 @@ def flips(before: PoolStatus, made: PoolStatus) -> tuple[Condition, ...]:
     """Conditions whose status is not what it was. What was never said before did not flip."""
     former = {c.type: c.status for c in before.conditions}
     return tuple(c for c in made.conditions if former.get(c.type, c.status) != c.status)
+
+
+def stories(flipped: tuple[Condition, ...]) -> tuple[Condition, ...]:
+    """Those of *flipped* that deserve an Event: what Ready says already is not said again."""
+    ready = next((c for c in flipped if c.type == "Ready"), None)
+    return tuple(c for c in flipped if ready is None or c is ready or not _told_by(ready, c))
+
+
+def _told_by(ready: Condition, other: Condition) -> bool:
+    same = (other.reason, other.message) == (ready.reason, ready.message)
+    return other.type in _SUMMED_UP and (ready.status == "True" or same)
 
 
 def news(before: PoolStatus, made: PoolStatus) -> bool:

@@ -13,7 +13,7 @@ from kvpool_operator.desired import Facts, config_map, gpu, manifests, memory
 from kvpool_operator.errors import Absent, Conflict, InvalidPool, OperatorError, Permanent, Retryable
 from kvpool_operator.keys import ensure_key, known_key
 from kvpool_operator.observed import Observed, ServerPod, ServerStats, traffic
-from kvpool_operator.pace import Pace, flips, news
+from kvpool_operator.pace import Pace, flips, news, stories
 from kvpool_operator.queue import Outcome
 from kvpool_operator.repair import Repair
 from kvpool_operator.rollout import Decision, State, decide
@@ -245,14 +245,13 @@ class Reconciler:
         return True
 
     async def _tell(self, pool: Pool, before: PoolStatus, made: PoolStatus) -> None:
-        """One report for each condition that flipped, one Event for those that flipped for one and the same reason."""
-        announced: set[tuple[str, str]] = set()
-        for condition in flips(before, made):
+        """One report for each condition that flipped, and an Event where it is not said by another one's."""
+        flipped = flips(before, made)
+        for condition in flipped:
             text = f"{condition.type}={condition.status} {condition.reason}: {condition.message}"
             self.report("condition.changed", pool.key, text)
-            why = condition.reason, condition.message
-            if self.announce is not None and why not in announced:
-                announced.add(why)
+        if self.announce is not None:
+            for condition in stories(flipped):
                 await self.announce(pool, condition)
 
     def _outcome(self, decision: Decision, seen: Observed, *, error: str, written: bool) -> Outcome:

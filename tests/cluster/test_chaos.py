@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two replicas that are killed at random during rollouts while the API server goes away and watches fall silent.
 
-The seed of a failed run is in its output; KVPOOL_CHAOS_SEED runs it again.
+The seed of a failed run is in its output; KVPOOL_CHAOS_SEED runs it again, KVPOOL_CHAOS_BLOWS=10 makes it worse.
 """
 
 import contextlib
@@ -29,8 +29,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
 NODE_NAMES = tuple(f"chaos-{i}" for i in range(6))
 HERE = {"nodeSelector": {"test/chaos": "yes"}}
 LEVELS = ("Debug", "Warning")
-BLOWS = 3
-"""What goes wrong in each rollout."""
+BLOWS = int(os.environ.get("KVPOOL_CHAOS_BLOWS", "2"))
+"""How often something goes wrong in each rollout."""
 
 
 @dataclass

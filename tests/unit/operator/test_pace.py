@@ -7,7 +7,7 @@ import pytest
 from tests.unit.operator.cases import with_identity
 
 from kvpool_operator.observed import DaemonSetState, Observed, ServerPod
-from kvpool_operator.pace import Pace, flips, news
+from kvpool_operator.pace import Pace, flips, news, stories
 from kvpool_operator.spec import PoolStatus, parse_pool
 from kvpool_operator.status import Progress, status
 
@@ -43,16 +43,15 @@ def test_the_first_write_is_due_at_once_and_the_next_after_the_gap() -> None:
     assert writer.writes == [0.0, 5.0]
 
 
-def test_numbers_that_count_on_are_written_ever_more_seldom_but_at_least_once_a_minute() -> None:
+def test_numbers_that_count_on_are_written_ever_more_seldom_but_every_two_minutes() -> None:
     writer = Writer()
     writer.offer(1, new=True)
 
     writer.offer(600)
 
-    assert writer.writes[:5] == [0.0, 5.0, 15.0, 35.0, 75.0]
+    assert writer.writes[:5] == [0.0, 5.0, 20.0, 65.0, 185.0]
     gaps = [b - a for a, b in zip(writer.writes, writer.writes[1:], strict=False)]
-    assert max(gaps) == 60.0
-    assert len(writer.writes) <= 6 + 600 / 60
+    assert max(gaps) == 120.0
 
 
 def test_news_need_not_wait_for_the_longer_gap_and_set_it_back() -> None:
@@ -114,3 +113,13 @@ def test_what_is_news(made: PoolStatus, flipped: set[str]) -> None:
 def test_a_first_status_is_news_and_flips_nothing() -> None:
     assert news(PoolStatus(), judged(True))
     assert flips(PoolStatus(), judged(True)) == ()
+
+
+def test_what_ready_says_is_not_said_again() -> None:
+    waiting, ready = judged(True, False), judged(True, True, before=judged(True, False))
+
+    assert [c.type for c in stories(flips(waiting, ready))] == ["Ready", "Degraded"]
+    back = judged(True, False, before=ready)
+    assert {c.type for c in flips(ready, back)} == {"Ready", "Progressing", "Degraded"}
+    assert [c.type for c in stories(flips(ready, back))] == ["Ready", "Degraded"]
+    assert stories(()) == ()
