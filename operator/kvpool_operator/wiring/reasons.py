@@ -42,6 +42,7 @@ class Note(StrEnum):
     STREAMED_INSTEAD = "StreamedInstead"
     PYTHONPATH_UNKNOWN = "PythonPathUnknown"
     PAYLOAD_SKEW = "PayloadSkew"
+    HOST_NAMES = "HostNames"
 
 
 _ADD: Final = "add the flag below by hand"
@@ -73,5 +74,7 @@ REMEDIES: Final[dict[Skip | Note, str]] = {
     Note.STREAMED_INSTEAD: "this namespace enforces a level that forbids host folders, so bytes are streamed over TCP, "
     "which is slower than the socket",
     Note.PYTHONPATH_UNKNOWN: "PYTHONPATH comes from elsewhere and was left alone; add /opt/kvpool to it by hand",
+    Note.HOST_NAMES: "the pod has the host's network and so the host's name service, which knows no Services; set its "
+    "dnsPolicy to ClusterFirstWithHostNet",
     Note.PAYLOAD_SKEW: "the payload is more than one minor version away from the operator; use one that is closer",
 }

@@ -133,6 +133,7 @@ def _changed(pod: dict[str, Any], known: Situation, pool: Pool) -> tuple[Note, .
             return Skip.SOCKET_FORBIDDEN
         socket = False
         notes.append(Note.STREAMED_INSTEAD)
+    notes.append(None if socket or _knows_services(pod["spec"]) else Note.HOST_NAMES)
     containers = [pod["spec"]["containers"][index] for index in found]
     labels = pod["metadata"].get("labels") or {}
     client = _client(known, pool, socket=socket)
@@ -143,6 +144,11 @@ def _changed(pod: dict[str, Any], known: Situation, pool: Pool) -> tuple[Note, .
     if isinstance(brought := _bring(pod, containers, known, pool), Skip):
         return brought
     return tuple(dict.fromkeys(n for n in [*notes, *brought] if n is not None))
+
+
+def _knows_services(spec: Mapping[str, Any]) -> bool:
+    """False if names of Services mean nothing to the pod. ``ClusterFirst`` is another word for that on the host's."""
+    return not spec.get("hostNetwork") or spec.get("dnsPolicy") in ("ClusterFirstWithHostNet", "None")
 
 
 def _client(known: Situation, pool: Pool, *, socket: bool) -> config.ClientConfig:

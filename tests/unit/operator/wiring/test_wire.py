@@ -318,6 +318,21 @@ def test_a_difference_makes_the_one_of_the_other(before: Pod, after_it: Pod) -> 
     assert json.dumps(made, sort_keys=True) == json.dumps(after_it, sort_keys=True)
 
 
+@pytest.mark.parametrize(
+    ("spec", "where", "noted"),
+    [
+        ({}, "near", False),
+        ({"hostNetwork": True}, "near", True),
+        ({"hostNetwork": True, "dnsPolicy": "ClusterFirst"}, "near", True),
+        ({"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}, "near", False),
+        ({"hostNetwork": True, "dnsPolicy": "None"}, "near", False),
+        ({"hostNetwork": True}, "socket", False),
+    ],
+)
+def test_a_pod_that_cannot_resolve_services_is_told(spec: Pod, where: str, noted: bool) -> None:
+    assert (Note.HOST_NAMES in wire(pod(SERVE, **spec), situation(where)).notes) is noted
+
+
 def test_no_secret_of_a_pod_is_in_a_warning() -> None:
     body = pod(container(command=["sh", "-c", "vllm serve m --api-key hunter2"]))
 
