@@ -132,6 +132,10 @@ def _stats(raw: Mapping[str, Any], node: str) -> ServerStats:
         hit_tokens=int(_sum(series, "kvpool_hit_tokens_total")),
         stored_chunks=_by_label(series, "kvpool_store_chunks_total", "disposition").get("stored", 0),
         evicted_chunks=int(_sum(series, "kvpool_evicted_chunks_total")),
+        asked_bytes=None if raw.get("l1_asked_bytes") is None else int(raw["l1_asked_bytes"]),
+        wanted_bytes=int(raw.get("l1_wanted_bytes", 0)),
+        mapped_bytes=int(raw.get("l1_mapped_bytes", 0)),
+        refused=str(raw.get("config_refused", "")),
         gpus=None if raw.get("gpus") is None else int(raw["gpus"]),
         gpu_reason=str(raw.get("gpu_reason", "")),
     )

@@ -100,6 +100,14 @@ class ServerStats:
     boot_id: str
     version: str
     capacity_bytes: int = 0
+    asked_bytes: int | None = None
+    """Size of L1 that its configuration asks for; None if it does not say."""
+    wanted_bytes: int = 0
+    """What its capacity is on its way to."""
+    mapped_bytes: int = 0
+    """Memory that it does not use any more and that engines have still mapped."""
+    refused: str = ""
+    """Why it does not follow its configuration."""
     used_bytes: int = 0
     clients: int = 0
     lookups: Mapping[str, int] = field(default_factory=dict)

@@ -4,12 +4,13 @@
 import datetime as dt
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from kvpool_operator import children, observe
 from kvpool_operator.cluster import PODS, POOLS, Cluster
 from kvpool_operator.desired import Facts, config_map, gpu, manifests, memory
+from kvpool_operator.desired.provision import known_provision
 from kvpool_operator.errors import Absent, Conflict, InvalidPool, OperatorError, Permanent, Retryable
 from kvpool_operator.keys import ensure_key, known_key
 from kvpool_operator.observed import Observed, ServerPod, ServerStats, traffic
@@ -128,7 +129,7 @@ class Reconciler:
         memory_of = self._remember(pool)
         live = await children.find(self.cluster, pool)
         key = await self._key(pool, known_key(live.values()) or memory_of.server_key, memory_of)
-        facts = await self.surroundings.facts(key)
+        facts = replace(await self.surroundings.facts(key), provision=known_provision(live.values()))
         error = ""
         try:
             await children.settle(self.cluster, pool, manifests(pool, facts), live, self._applied)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from kvpool_operator.gpu_access import gpu_access, gpu_troubles
+from kvpool_operator.l1_size import l1_resized
 from kvpool_operator.observed import MISSED, Observed, ServerPod
 from kvpool_operator.spec.pool import Pool
 from kvpool_operator.spec.quantity import binary
@@ -85,6 +86,7 @@ def _findings(pool: Pool, seen: Observed, servers: Servers, progress: Progress, 
         "Progressing": _progressing(seen, servers, progress),
         "Degraded": _degraded(servers, progress, problems),
         "GPUAccessReady": gpu_access(pool, seen),
+        "L1Resized": l1_resized(pool, seen),
         "ClientsWired": _clients_wired(seen),
         "Hitting": hitting(seen),
     }

@@ -2,6 +2,7 @@
 """What the operator does beyond the plain life of a pool: a failing canary, driver upgrades, GPUs, metrics, rights."""
 
 import http.client
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +17,7 @@ from tests.cluster.servers import Statistics, statistics
 from tests.cluster.test_children import NODES, fake_node
 from tests.cluster.test_operator import change, make_pool, wait_for_condition
 
-from kvpool_operator.cluster import PODS, POOLS
+from kvpool_operator.cluster import CHILDREN, PODS, POOLS
 from kvpool_operator.desired.gpu import DRIVER_STATE_LABEL
 
 pytestmark = pytest.mark.cluster
@@ -168,6 +169,55 @@ def test_what_servers_say_of_their_gpus_is_in_the_status(
     numbers.more = {"gpus": 8, "gpu_reason": ""}
 
     wait_for_condition(api, namespace, "GPUAccessReady", "True", "GPUsVisible")
+    numbers.more = {}
+
+
+GIB = 1 << 30
+
+
+def test_another_size_of_l1_replaces_pods_only_if_they_have_no_memory_for_it(
+    api: Caller, replica: Operator, numbers: Statistics, namespace: str
+) -> None:
+    def servers_have(asked_bytes: int, has_bytes: int) -> None:
+        numbers.more = {"l1_asked_bytes": asked_bytes, "l1_wanted_bytes": asked_bytes, "l1_bytes": has_bytes}
+
+    def set_l1(**l1: Any) -> None:
+        def edit(body: dict[str, Any]) -> None:
+            body["spec"]["l1"] |= l1
+
+        change(api, POOLS, namespace, "a", edit)
+
+    servers_have(GIB, GIB)
+    make_pool(api, namespace, placement=HERE)
+    wait_for_condition(api, namespace, "Ready", "True")
+    wait_for_condition(api, namespace, "L1Resized", "True", "AsAsked")
+    before = uids(api(pods(api, namespace)))
+
+    set_l1(size="512Mi", highWatermark=90, lowWatermark=80)
+
+    wait_for_condition(api, namespace, "L1Resized", "False", "Resizing")
+    config = json.loads(
+        api(api.cluster.get(CHILDREN["ConfigMap"], namespace, "kvpool-a-server"))["data"]["server.json"]
+    )
+    assert config["l1"] == {"size_bytes": GIB // 2, "evict_above": 0.9, "evict_to": 0.8}
+    servers_have(GIB // 2, GIB // 2)
+    wait_for_condition(api, namespace, "L1Resized", "True", "AsAsked")
+    wait_for_condition(api, namespace, "Ready", "True")
+    assert uids(api(pods(api, namespace))) == before, "nothing was restarted"
+
+    set_l1(size="1Gi")
+    servers_have(GIB, GIB)
+    wait_for_condition(api, namespace, "L1Resized", "True", "AsAsked")
+    assert uids(api(pods(api, namespace))) == before, "there was still room for it"
+
+    set_l1(size="2Gi")
+    servers_have(2 * GIB, 2 * GIB)
+
+    async def replaced() -> bool:
+        return not set(before.values()) & set(uids(await pods(api, namespace)).values())
+
+    api.wait("new pods", replaced, 90.0)
+    wait_for_condition(api, namespace, "Ready", "True")
     numbers.more = {}
 
 

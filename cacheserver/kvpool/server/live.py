@@ -46,6 +46,9 @@ class LiveState:
     refused: str = ""
     """Why a part of the file is not followed; empty if nothing is refused."""
 
+    asked_bytes: int = 0
+    """Size of L1 that the file asks for, as last read; 0 if it was not read again."""
+
     restart: tuple[str, ...] = ()
     """Fields that have another value in the file than here, and count from the next start on."""
 
@@ -88,7 +91,7 @@ class LiveConfig:
             swept = self._arena.sweep(Living(config.living_pools, self._source.written_at))
             log.info("pools.swept", pools=swept)
         self._applied = config
-        self.state = LiveState(refused, tuple(sorted(restart)))
+        self.state = LiveState(refused, config.l1.size_bytes, tuple(sorted(restart)))
         log.info("config.followed", l1_bytes=config.l1.size_bytes, refused=refused, restart=self.state.restart)
 
     def _resize(self, config: ServerConfig) -> str:

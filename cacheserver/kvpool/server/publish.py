@@ -82,6 +82,7 @@ class Publisher:
             gpu_reason=sight.reason,
             chunk_tokens=self._parts.config.chunk_tokens,
             l1_bytes=engine.l1_bytes,
+            l1_asked_bytes=live.asked_bytes or self._parts.config.l1.size_bytes,
             l1_wanted_bytes=engine.l1_wanted_bytes,
             l1_mapped_bytes=engine.l1_mapped_bytes,
             l1_used_bytes=engine.used_bytes,

@@ -36,6 +36,9 @@ class ServerSnapshot:
     l1_bytes: int
     """What may hold chunks now."""
 
+    l1_asked_bytes: int
+    """What the configuration asks for; ``l1_wanted_bytes`` is that in whole segments, if there is room."""
+
     l1_wanted_bytes: int
     """What ``l1_bytes`` is on its way to."""
 

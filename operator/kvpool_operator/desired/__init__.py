@@ -5,13 +5,13 @@ from typing import Any
 
 from kvpool_operator.desired import config_map, gpu, monitors, names
 from kvpool_operator.desired.daemon_set import daemon_set
-from kvpool_operator.desired.facts import Facts
+from kvpool_operator.desired.facts import Facts, Provision
 from kvpool_operator.desired.network_policy import network_policy
 from kvpool_operator.desired.secret import key_secret
 from kvpool_operator.desired.services import services
 from kvpool_operator.spec.pool import GpuMode, Pool
 
-__all__ = ["Facts", "key_secret", "manifests", "names"]
+__all__ = ["Facts", "Provision", "key_secret", "manifests", "names"]
 
 
 def manifests(pool: Pool, facts: Facts) -> list[dict[str, Any]]:

@@ -38,6 +38,7 @@ ADMIN_FOLDER: Final = "/run/kvpool-admin"
 TOKEN_FILE: Final = "/var/run/secrets/kvpool.dev/token"  # noqa: S105 - a path
 SERVER_KEY: Final = "server-key"
 """Entry of the clients' ConfigMap with the server's public key, and its file's name in an engine's pod."""
+_ANY_SIZE: Final = 1 << 30
 _ISSUER_KEYS: Final = "issuer.jwks"
 _ANY_ADDRESS: Final = "*"
 """All of the pod's own, of both families; NetworkPolicy and tokens decide who enters."""
@@ -144,8 +145,10 @@ def client_config(pool: Pool, server_key: str, *, socket: bool | None = None) ->
 
 
 def config_hash(pool: Pool, facts: Facts) -> str:
-    """Changes when servers must start anew: not for another operator version, nor when other pools come and go."""
-    stable = msgspec.structs.replace(server_config(pool, facts), living_pools=None, written_for="")
+    """Changes when servers must start anew: not for what they follow while they run (``kvpool.server.live``)."""
+    config_of = server_config(pool, facts)
+    l1 = msgspec.structs.replace(config_of.l1, size_bytes=_ANY_SIZE, evict_above=1.0, evict_to=1.0)
+    stable = msgspec.structs.replace(config_of, living_pools=None, written_for="", l1=l1)
     text = config.render(stable) + (facts.issuer_keys.encode() if serves_tcp(pool) else b"")
     return hashlib.sha256(text).hexdigest()[:16]
 

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from kvpool_operator.desired import config_map, gpu, memory, names, services
 from kvpool_operator.desired.facts import Facts
+from kvpool_operator.desired.provision import digest_of, provisioned_bytes, with_size
 from kvpool_operator.desired.volumes import mounts, preparation, volumes
 from kvpool_operator.spec.parse import dump
 from kvpool_operator.spec.pool import GpuMode, Pool, Strategy
@@ -19,6 +20,8 @@ _PROBE_S: Final = 5
 
 def daemon_set(pool: Pool, facts: Facts) -> dict[str, Any]:
     """One server on each chosen node."""
+    shape = digest_of(_template(with_size(pool, 0), facts))
+    l1_bytes = provisioned_bytes(pool, facts.provision, shape)
     made: dict[str, Any] = {
         "apiVersion": "apps/v1",
         "kind": "DaemonSet",
@@ -27,12 +30,17 @@ def daemon_set(pool: Pool, facts: Facts) -> dict[str, Any]:
             "selector": {"matchLabels": names.selector_labels(pool)},
             "updateStrategy": _update_strategy(pool),
             "minReadySeconds": 5,
-            "template": {"metadata": _pod_metadata(pool, facts), "spec": _pod(pool, facts)},
+            "template": _template(with_size(pool, l1_bytes), facts),
         },
     }
+    made["metadata"]["annotations"] = {names.L1_PROVISIONED: str(l1_bytes), names.TEMPLATE: shape}
     if config_map.serves_tcp(pool):
-        made["metadata"]["annotations"] = {names.SERVER_KEY: facts.server_key}
+        made["metadata"]["annotations"][names.SERVER_KEY] = facts.server_key
     return made
+
+
+def _template(pool: Pool, facts: Facts) -> dict[str, Any]:
+    return {"metadata": _pod_metadata(pool, facts), "spec": _pod(pool, facts)}
 
 
 def _update_strategy(pool: Pool) -> dict[str, Any]:
@@ -100,7 +108,12 @@ def _server(pool: Pool, facts: Facts, mode: GpuMode) -> dict[str, Any]:
         "name": "server",
         "image": _image(pool, facts),
         "args": ["server", "--config", f"{config_map.CONFIG_FOLDER}/server.json"],
-        "env": [_node_name(), *gpu.env(mode), *({"name": e.name, "value": e.value} for e in pool.spec.env)],
+        "env": [
+            _node_name(),
+            _most_l1(pool),
+            *gpu.env(mode),
+            *({"name": e.name, "value": e.value} for e in pool.spec.env),
+        ],
         "ports": [
             {"name": name, "containerPort": port, "protocol": "TCP"}
             for name, port in sorted(services.ports(pool).items())
@@ -113,6 +126,11 @@ def _server(pool: Pool, facts: Facts, mode: GpuMode) -> dict[str, Any]:
     if mode is GpuMode.DRA:
         server["resources"]["claims"] = [{"name": "gpus"}]
     return server
+
+
+def _most_l1(pool: Pool) -> dict[str, Any]:
+    """How far a server may grow while it runs: it belongs to the pod, not to the file that pods of all ages mount."""
+    return {"name": "KVPOOL_SERVER__L1__MAX_BYTES", "value": str(int(pool.spec.l1.size))}
 
 
 def _node_name() -> dict[str, Any]:

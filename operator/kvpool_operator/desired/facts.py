@@ -3,7 +3,18 @@
 
 from dataclasses import dataclass
 
-__all__ = ["Facts"]
+__all__ = ["Facts", "Provision"]
+
+
+@dataclass(frozen=True, slots=True)
+class Provision:
+    """What the pods of a DaemonSet were made for, as its annotations say."""
+
+    l1_bytes: int
+    """Their memory is enough for this much."""
+
+    template: str
+    """Digest of everything else in the pod template."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +36,8 @@ class Facts:
     """Runtime classes that exist."""
     monitoring_kinds: frozenset[str] = frozenset()
     """Kinds of Prometheus' operator that exist: PodMonitor, PrometheusRule."""
+    provision: Provision | None = None
+    """What the pool's servers were made for; None if there are none yet."""
     node_pools: tuple[str, ...] | None = None
     """Uids of all pools that keep L1 on the node, sorted; what belongs to others is swept there. None if the operator
     does not see all namespaces: then nothing is."""

@@ -8,10 +8,12 @@ from kvpool_operator.spec.pool import Pool
 
 __all__ = [
     "CONFIG_HASH",
+    "L1_PROVISIONED",
     "MANAGER",
     "POOL_LABEL",
     "ROLE_LABEL",
     "SERVER_KEY",
+    "TEMPLATE",
     "WIRED",
     "WIRING",
     "audience",
@@ -34,6 +36,10 @@ MANAGER: Final = "kvpool-operator"
 POOL_LABEL: Final = "kvpool.dev/pool"
 ROLE_LABEL: Final = "kvpool.dev/role"
 CONFIG_HASH: Final = "kvpool.dev/config-hash"
+L1_PROVISIONED: Final = "kvpool.dev/l1-provisioned"
+"""Annotation of the DaemonSet: bytes of L1 that its pods have memory for; l1.size may change below it live."""
+TEMPLATE: Final = "kvpool.dev/template"
+"""Annotation of the DaemonSet: digest of its pod template but for that memory."""
 SERVER_KEY: Final = "kvpool.dev/server-key"
 """Annotation with the public CURVE key; the Secret itself is never read."""
 WIRED: Final = "kvpool.dev/wired"

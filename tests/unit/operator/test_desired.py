@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.unit.operator.cases import CASES, facts, pool_of, with_identity
 
 from kvpool_operator.desired import config_map, gpu, manifests, memory, names
+from kvpool_operator.desired.provision import known_provision
 from kvpool_operator.spec import Pool, parse_pool
 
 GIB = 1 << 30
@@ -167,7 +168,7 @@ def test_a_pool_that_keeps_nothing_on_nodes_does_not_sweep_them() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"l1": {"size": "65Gi"}},
+        {"l1": {"size": "64Gi", "persistence": "Node"}, "logLevel": "Error"},
         {"logLevel": "Debug"},
         {"network": {"port": 7500}},
         {"clients": {"allowedNamespaces": ["x"]}},
@@ -176,6 +177,80 @@ def test_a_pool_that_keeps_nothing_on_nodes_does_not_sweep_them() -> None:
 )
 def test_a_changed_configuration_reaches_the_pods(change: dict[str, Any]) -> None:
     assert config_map.config_hash(pool(**change), facts()) != config_map.config_hash(pool(), facts())
+
+
+LIVE = [
+    {"size": "32Gi"},
+    {"size": "4Gi"},
+    {"size": "64Gi", "highWatermark": 80},
+    {"size": "64Gi", "highWatermark": 80, "lowWatermark": 50},
+]
+
+
+def made_from(wanted: Pool, *before: Pool) -> dict[str, Any]:
+    """The DaemonSet after the pool was as *before*, one after the other."""
+    provision = None
+    for step in (*before, wanted):
+        (made,) = [m for m in manifests(step, facts(provision=provision)) if m["kind"] == "DaemonSet"]
+        provision = known_provision([made["metadata"]])
+    return made
+
+
+@pytest.mark.parametrize("l1", LIVE)
+def test_what_servers_follow_while_they_run_replaces_no_pod(l1: dict[str, Any]) -> None:
+    before = pool(l1={"size": "64Gi"})
+    changed = pool(l1=l1)
+
+    after = made_from(changed, before)
+
+    assert after["spec"] == made_from(before)["spec"]
+    assert config_map.server_config(changed, facts()) != config_map.server_config(before, facts()), (
+        "the file tells them"
+    )
+
+
+def test_a_size_that_the_pods_have_no_memory_for_replaces_them() -> None:
+    before = made_from(pool(l1={"size": "64Gi"}))
+    after = made_from(pool(l1={"size": "65Gi"}), pool(l1={"size": "64Gi"}))
+
+    assert after["spec"]["template"] != before["spec"]["template"]
+    (server,) = after["spec"]["template"]["spec"]["containers"]
+    assert {"name": "KVPOOL_SERVER__L1__MAX_BYTES", "value": str(65 << 30)} in server["env"]
+    assert int(server["resources"]["requests"]["memory"]) > 65 << 30
+    assert made_from(pool(l1={"size": "65Gi"})) == after, "as if it had always been so"
+
+
+def test_growing_back_replaces_no_pod() -> None:
+    large, small = pool(l1={"size": "64Gi"}), pool(l1={"size": "8Gi"})
+
+    assert made_from(large, large, small) == made_from(large)
+
+
+def test_pods_that_are_replaced_anyway_get_the_size_asked_for() -> None:
+    large = pool(l1={"size": "64Gi"})
+    small = pool(l1={"size": "8Gi"})
+    louder = pool(l1={"size": "8Gi"}, logLevel="Debug")
+
+    assert made_from(louder, large, small) == made_from(louder)
+
+
+def test_a_server_is_not_asked_to_shrink_to_less_than_its_segments_allow() -> None:
+    assert made_from(pool(l1={"size": "1Gi"}), pool(l1={"size": "64Gi"})) == made_from(pool(l1={"size": "1Gi"}))
+
+
+@given(specs, st.lists(st.sampled_from(["1Gi", "2Gi", "16Gi", "30Gi", "64Gi"]), min_size=1, max_size=5))
+def test_pods_have_memory_for_the_size_asked_for_whatever_came_before(spec: dict[str, Any], sizes: list[str]) -> None:
+    rest = {k: v for k, v in spec.items() if k not in ("l1", "resources")}
+    steps = [pool(l1={"size": s}, **rest) for s in sizes]
+
+    made = made_from(steps[-1], *steps[:-1])
+
+    (server,) = made["spec"]["template"]["spec"]["containers"]
+    (most,) = (int(e["value"]) for e in server["env"] if e["name"] == "KVPOOL_SERVER__L1__MAX_BYTES")
+    size = int(steps[-1].spec.l1.size)
+    assert size <= most <= 16 * size
+    assert int(server["resources"]["requests"]["memory"]) >= most
+    assert config_map.server_config(steps[-1], facts()).l1.size_bytes == size
 
 
 def test_new_issuer_keys_reach_the_pods() -> None:

@@ -214,6 +214,28 @@ def test_rates_are_sums_over_servers_not_means() -> None:
     assert (result.capacity, result.clients) == ("2Gi", 2)
 
 
+def resized(*servers: ServerStats) -> Condition:
+    return condition(judged(seen(server("n1", "new"), stats=servers)), "L1Resized")
+
+
+def test_the_size_of_l1_is_as_asked_on_the_way_or_refused() -> None:
+    there = stats("a", asked_bytes=GIB, wanted_bytes=GIB)
+
+    assert (resized(stats()).status, resized(stats()).reason) == ("Unknown", "NotReported")
+    assert (resized(there).status, resized(there).reason) == ("True", "AsAsked")
+    held = resized(there, stats("b", asked_bytes=GIB, wanted_bytes=GIB, mapped_bytes=GIB))
+    assert (held.status, "1Gi stay taken" in held.message) == ("True", True)
+    shrinking = stats("b", asked_bytes=GIB, wanted_bytes=GIB, capacity_bytes=2 * GIB)
+    file_to_come = stats("c", asked_bytes=2 * GIB, wanted_bytes=2 * GIB, capacity_bytes=2 * GIB)
+    for pending in (shrinking, file_to_come):
+        found = resized(there, pending)
+        assert (found.status, found.reason) == ("False", "Resizing")
+        assert f"1 of 2 servers are on the way, first {pending.node}" in found.message
+    found = resized(there, shrinking, stats("d", asked_bytes=GIB, refused="no room: 1 of 2"))
+    assert (found.status, found.reason) == ("False", "Refused")
+    assert "first d: no room" in found.message
+
+
 @pytest.mark.parametrize(
     ("mode", "hint"),
     [
