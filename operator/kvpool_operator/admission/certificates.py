@@ -42,12 +42,11 @@ class Keeper:
         """Set once there is something to serve."""
         self._served: Pair | None = None
         self._published: tuple[bytes, ...] = ()
-        self._seen_at: dt.datetime | None = None
 
     @property
     def trusted(self) -> bool:
-        """True if what is served verifies with what is published for every hook, as far as was seen lately."""
-        if self._served is None or not self._published or self._seen_at is None:
+        """True if what is served verified, at the last look, with what is published for every hook."""
+        if self._served is None or not self._published:
             return False
         return all(trusts(bundle, self._served.certificate) for bundle in self._published)
 
@@ -78,7 +77,6 @@ class Keeper:
             self._published = await self._bundles()
         else:
             await self._own()
-        self._seen_at = self._wall()
 
     async def _own(self) -> None:
         """What is published counts from the look after it on: by then the API servers have seen it, too."""
