@@ -5,12 +5,13 @@ Deciding by what was last applied and by live metadata spares the API server a w
 still notices every change that somebody else made.
 """
 
+import asyncio
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvpool_operator.cluster import CHILDREN, Cluster
+from kvpool_operator.cluster import CHILDREN, Cluster, Kind
 from kvpool_operator.desired import names
 from kvpool_operator.errors import Absent, Rejected
 from kvpool_operator.spec import Pool
@@ -44,16 +45,20 @@ class Applied:
 async def find(cluster: Cluster, pool: Pool) -> dict[Name, dict[str, Any]]:
     """Metadata of all objects that the pool owns, from the API server itself."""
     selector = f"{names.POOL_LABEL}={pool.name},{names.ROLE_LABEL}=server"
-    found: dict[Name, dict[str, Any]] = {}
-    for kind in CHILDREN.values():
+
+    async def of(kind: Kind) -> list[dict[str, Any]]:
         try:
-            items = await cluster.list(kind, pool.namespace, selector, metadata_only=True)
+            return await cluster.list(kind, pool.namespace, selector, metadata_only=True)
         except Absent:
-            continue  # a kind that this cluster does not have
-        for item in items:
-            if any(o["uid"] == pool.uid for o in item["metadata"].get("ownerReferences", [])):
-                found[kind.kind, item["metadata"]["name"]] = item["metadata"]
-    return found
+            return []  # a kind that this cluster does not have
+
+    found = await asyncio.gather(*(of(kind) for kind in CHILDREN.values()))
+    return {
+        (kind.kind, item["metadata"]["name"]): item["metadata"]
+        for kind, items in zip(CHILDREN.values(), found, strict=True)
+        for item in items
+        if any(o["uid"] == pool.uid for o in item["metadata"].get("ownerReferences", []))
+    }
 
 
 async def settle(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One pass over one pool: live pool, desired objects, apply, observe, rollout, status."""
 
+import asyncio
 import datetime as dt
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
@@ -175,13 +176,15 @@ class Reconciler:
 
     async def _observe(self, pool: Pool, facts: Facts, memory_of: _Memory, error: str) -> Observed:
         watched = self.settings.watch_namespaces
-        servers = await observe.servers(self.cluster, pool, self.wall())
+        servers, clients = await asyncio.gather(
+            observe.servers(self.cluster, pool, self.wall()),
+            observe.clients(self.cluster, pool, watched, facts.server_key),
+        )
         await self._refresh_stats(pool, servers, memory_of)
         mode = gpu.mode_in_use(pool, facts)
         wanted_class = gpu.runtime_class(pool)
         missing = mode is GpuMode.RUNTIME_CLASS and wanted_class not in facts.runtime_classes
-        state = await observe.daemon_set(self.cluster, pool)
-        clients = await observe.clients(self.cluster, pool, watched, facts.server_key)
+        state = await observe.daemon_set(self.cluster, pool)  # after its pods, or new ones would look outdated
         return Observed(
             daemon_set=state,
             servers=servers,
