@@ -7,6 +7,7 @@ import pytest
 import yaml
 from tests.chart.rendering import Helm, Object
 
+from kvpool_operator.desired.names import POOL_LABEL
 from kvpool_operator.spec import Pool, parse_pool
 
 
@@ -32,6 +33,12 @@ def test_the_sample_is_where_the_operator_looks(helm: Helm) -> None:
     assert "team, other" in notes
 
 
+def test_the_label_wires_an_engine_to_the_sample(helm: Helm) -> None:
+    (label,) = re.findall(r"^    (kvpool\.dev/pool: \S+)$", helm.notes(), re.MULTILINE)
+
+    assert yaml.safe_load(label) == {POOL_LABEL: sample(helm.notes()).name}
+
+
 def test_the_commands_name_this_release(helm: Helm) -> None:
     assert "helm test mine --namespace place" in helm.notes(release="mine", namespace="place")
 
@@ -42,8 +49,9 @@ def test_the_commands_name_this_release(helm: Helm) -> None:
         ({"crds": {"install": False}}, "does not bring the CRD"),
         ({"rbac": {"create": False}}, "brings no roles"),
         ({"metrics": {"serviceMonitor": {"enabled": True}}}, "or nothing is scraped"),
+        ({"webhook": {"enabled": False}}, "nothing is wired"),
     ],
-    ids=["crd", "roles", "monitor"],
+    ids=["crd", "roles", "monitor", "webhook"],
 )
 def test_what_is_missing_is_said(helm: Helm, values: Object, said: str) -> None:
     assert said in helm.notes(values)
