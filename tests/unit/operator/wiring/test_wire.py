@@ -280,6 +280,7 @@ def test_the_mark_moves_with_what_engines_reach_and_with_nothing_else() -> None:
         pool = parse_pool({"metadata": metadata, "spec": {"l1": {"size": "1Gi"}, **spec}})
         return wiring_mark(pool, key, namespace)
 
+    assert mark() == "ef51165510e6", "the mark of pods that run since an older version of the operator"
     assert mark(network={"port": 7500}) != mark()
     assert mark(ipc={"mode": "HostPathSocket"}) != mark()
     assert mark("other") != mark()
