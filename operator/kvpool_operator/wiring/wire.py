@@ -77,8 +77,8 @@ def wanted_pool(pod: Mapping[str, Any], namespace: str) -> tuple[str, str]:
 def wiring_mark(pool: Pool, server_key: str, namespace: str) -> str:
     """What a wired pod of *namespace* is marked with; another mark means that the pool has moved since.
 
-    It is made of what stands here and of nothing that a new version of the operator could make differently: all pods would
-    be out of date after an upgrade.
+    It is made of what stands here and of nothing that a new version of the operator could make differently: all pods
+    would be out of date after an upgrade.
     """
     far = server_key if namespace != pool.namespace else ""
     client = config_map.client_config(pool, server_key)
