@@ -13,7 +13,7 @@ class Ledger:
     """Counts jobs, not futures: a request is done when its last job is, however many there were. Any thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._stores: Counter[str] = Counter()
         self._reading: Counter[str] = Counter()
         self._loads: Counter[str] = Counter()
@@ -37,6 +37,7 @@ class Ledger:
         with self._lock:
             self._down(self._stores, request_id)
             self._stored.add(request_id)
+            self._lock.notify_all()
 
     def begin_load(self, request_id: str) -> None:
         """A load of the request begins."""
@@ -48,11 +49,17 @@ class Ledger:
         with self._lock:
             self._down(self._loads, request_id)
             self._loaded[request_id] = self._loaded.get(request_id, frozenset()) | bad_blocks
+            self._lock.notify_all()
 
     def has_stores(self, request_id: str) -> bool:
         """True while a store of the request may read blocks."""
         with self._lock:
             return request_id in self._reading
+
+    def wait_over(self, timeout_s: float) -> bool:
+        """Wait until nothing is under way; returns whether it is so."""
+        with self._lock:
+            return self._lock.wait_for(lambda: not self._stores and not self._loads, timeout_s)
 
     def take(self) -> Finished:
         """Return the requests that have nothing left of a kind, each end once."""

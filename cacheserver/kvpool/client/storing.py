@@ -21,9 +21,9 @@ from kvpool.client.ringing import RingKeeper
 from kvpool.client.streamed import StreamedWriter
 from kvpool.client.supervise import attempt
 from kvpool.model.checksum import CHECKSUM_BYTES, PREFERRED, ChecksumKind
-from kvpool.model.errors import CacheError, DeadlineExceeded
+from kvpool.model.errors import CacheError
 from kvpool.model.identity import Mode
-from kvpool.model.slots import Disposition
+from kvpool.model.slots import PLACEMENT, Disposition
 from kvpool.wire.codec import flags_of, placements_of
 from kvpool.wire.messages import CommitStore, PrepareStore, Stored
 
@@ -66,6 +66,9 @@ class Storing:
         self._told = threading.Lock()
         self._rings = rings
         self._move: RingMove | None = None
+        self._placed = np.empty(0, dtype=PLACEMENT)
+        self._committed: Call[Stored] | None = None
+        self._concluded = False
         self._complete = np.zeros(job.chunks, dtype=np.uint8)
         self._checksums = np.zeros((job.chunks, CHECKSUM_BYTES), dtype=np.uint8)
         self.prepared = errand.ask(
@@ -92,7 +95,19 @@ class Storing:
     def run(self) -> None:
         """Do it; see Work."""
         attempt("a store", self._transfer)
-        self._end()
+        if self._committed is None:
+            self._end()
+        else:
+            # The lane goes on with the next store; the link's thread hears the answer.
+            self._committed.then(self._conclude)
+
+    def _conclude(self) -> None:
+        """Learn what was kept, once."""
+        with self._told:
+            first, self._concluded = not self._concluded, True
+        if first:
+            attempt("a store's end", self._account)
+            self._end()
 
     def abandon(self, reason: str) -> None:
         """End it without a byte sent."""
@@ -137,7 +152,7 @@ class Storing:
         finally:
             committed = self._commit()
         if rows is not None:
-            self._account(rows, committed)
+            self._placed, self._committed = rows, committed
 
     def _rows(self) -> NDArray[np.void] | None:
         """Return the server's answer, or None if there will be no transfer."""
@@ -216,11 +231,11 @@ class Storing:
             (self._complete.tobytes(), b"" if self._move else self._checksums.tobytes()),
         )
 
-    def _account(self, rows: NDArray[np.void], committed: Call[Stored]) -> None:
-        """Wait for what was kept and count it; only what the server says it kept is a success."""
+    def _account(self) -> None:
+        """Count what was kept; only what the server says it kept is a success."""
+        committed, rows = self._committed, self._placed
+        assert committed is not None
         try:
-            if not committed.wait(self._errand.left_s()):
-                raise DeadlineExceeded("the commit was not answered in time")
             ends = flags_of(only(committed.result()[1]), self.job.chunks)
         except CacheError as e:
             self._ledger.count("chunks_store_lost", int((rows["disposition"] == Disposition.WRITE).sum()))

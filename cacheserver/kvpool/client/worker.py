@@ -139,6 +139,7 @@ class WorkerAdapter:
             self._rings.close(max(0.0, ends_s - monotonic()))
         self._stores.join(max(0.0, ends_s - monotonic()))
         self._loads.join(max(0.0, ends_s - monotonic()))
+        self._ledger.wait_over(max(0.0, ends_s - monotonic()))
 
     def _cancel(self, which: Callable[[Storing], bool], timeout_s: float) -> bool:
         queued, running = self._stores.withdraw(which)

@@ -5,6 +5,8 @@ A mover may go on copying after its client, its store or its lookup ended. So ea
 held until the mover has said that it copies no more, or is reaped.
 """
 
+import numpy as np
+
 from kvpool.engine.core import Core
 from kvpool.engine.lookup import Lookups
 from kvpool.engine.release import Releases
@@ -63,6 +65,12 @@ class MoverClaims:
         """End ``hold``."""
         if len(slots):
             self._core.index.unpin(slots, 1)
+
+    def memories(self) -> set[int]:
+        """Return the numbers of the memory that movers may write to now or later: of regions that are no tenant's."""
+        owners = self._core.index.regions.owner
+        mine = np.array([n for n, owner in enumerate(owners) if owner in (None, SERVER_OWNED)], dtype=np.int64)
+        return set(self._core.arena.memories(mine).tolist())
 
     def former_gone(self) -> bool:
         """True once no mover of a former server can write any more; then what they left half-written is free.

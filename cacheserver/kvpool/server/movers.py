@@ -5,7 +5,8 @@ What a mover may still write to is held until its Revoked, or until it is reaped
 """
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -74,6 +75,20 @@ class Movers:
         mover = Mover(self._command, start, client_pid, now_s, self._limits)
         self._current[mover_id] = _Kept(mover_id, mover, secret)
 
+    def give(self, mover_id: bytes, memories: Iterable[int]) -> bool:
+        """Hand a mover memory that it does not have; it registers it in the background. Returns whether there was any.
+
+        What cannot be handed out now (out of descriptors) is left for later.
+        """
+        kept = self._current.get(mover_id)
+        if kept is None:
+            return False
+        missing = sorted(set(memories) - kept.given)
+        with suppress(OSError):
+            for memory in missing:
+                self._give(kept, memory)
+        return bool(missing)
+
     def grant(self, mover_id: bytes, grant: bytes, direction: Direction, rows: NDArray[np.void]) -> bool:
         """Let a mover move chunks (``PLACEMENT`` rows; disposition 0: not this one); False if it ends.
 
@@ -87,8 +102,7 @@ class Movers:
             return False
         for memory in np.unique(rows["memory"][rows["disposition"] != 0]).tolist():
             if memory not in kept.given:
-                kept.mover.give_segment(memory, *self._descriptor(memory))
-                kept.given.add(memory)
+                self._give(kept, memory)
         kept.mover.grant(grant, direction, rows)
         return True
 
@@ -148,6 +162,10 @@ class Movers:
     def __len__(self) -> int:
         """Count those that exist, also as processes that were killed and are not reaped."""
         return len(self._current) + len(self._ending)
+
+    def _give(self, kept: _Kept, memory: int) -> None:
+        kept.mover.give_segment(memory, *self._descriptor(memory))
+        kept.given.add(memory)
 
     def _all(self) -> Iterator[_Kept]:
         yield from self._current.values()

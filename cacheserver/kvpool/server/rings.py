@@ -80,7 +80,6 @@ class Rings:
         claims: the engine's verbs for movers.
         answers: sends news to those who wait.
         numbers: where deaths and bytes are counted.
-        current: whether the memory of a number still is a part of the arena.
         clock: monotonic seconds.
     """
 
@@ -90,11 +89,10 @@ class Rings:
         claims: MoverClaims,
         answers: Answers,
         numbers: Numbers,
-        current: Callable[[int], bool],
         clock: Callable[[], float],
     ) -> None:
         self._movers, self._claims, self._answers, self._numbers = movers, claims, answers, numbers
-        self._current, self._clock = current, clock
+        self._clock = clock
         self._granted = Granted(movers, claims, numbers)
         self._epoll = select.epoll()
         self._polled: set[int] = set()
@@ -227,11 +225,20 @@ class Rings:
                 self._tell(ring, now_s)
 
     def keep_house(self, now_s: float) -> None:
-        """End the grants of leases that ran out, and take back memory that is no part of the arena any more."""
+        """End the grants of leases that ran out; see to it that movers have the memory that they need, and no other."""
         self._stirred |= self._granted.keep_house(now_s)
-        for memory in self._movers.memories():
-            if not self._current(memory):
-                self._movers.forget(memory)
+        self._share_memory()
+
+    def _share_memory(self) -> None:
+        """Let movers have all memory that may be granted, so that they register it before it is; take back the rest."""
+        if not self._living:
+            return
+        mine = self._claims.memories()
+        for memory in self._movers.memories() - mine:
+            self._movers.forget(memory)
+            self._stirred = True
+        for ring in self._living.values():
+            if ring.state is RingState.READY and self._movers.give(ring.mover_id, mine):
                 self._stirred = True
 
     def close(self, timeout_s: float) -> None:
@@ -264,6 +271,7 @@ class Rings:
     def _ready(self, ring: _Ring, address: str, secret: bytes, now_s: float) -> None:
         if ring.state is RingState.STARTING:
             ring.state, ring.address, ring.secret = RingState.READY, _seen_by_client(address), secret
+            self._share_memory()
             log.info("mover.ready", client=ring.client_id.hex(), mover=ring.mover_id.hex())
             self._tell(ring, now_s)
 

@@ -132,7 +132,7 @@ class World:
             answers=Answers(self.door, b"b" * 16, numbers, lambda _: None),
             lanes=self.lanes,
             numbers=numbers,
-            rings=Rings(Movers(lambda _: (-1, 0)), None, None, numbers, lambda _: True, lambda: self.now_s),
+            rings=Rings(Movers(lambda _: (-1, 0)), None, None, numbers, lambda: self.now_s),
             clock=lambda: self.now_s,
         )
         self.dispatcher = Dispatcher(self.parts.connections, config.limits, numbers)

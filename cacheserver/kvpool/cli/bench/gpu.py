@@ -2,6 +2,7 @@
 """`kvpool bench gpu`: what moves between a device and a server of its own, and what that costs the engine."""
 
 import argparse
+import contextlib
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -76,7 +77,9 @@ def _measured(
         seconds=args.seconds,
         busy_seconds=args.busy_seconds,
         job_bytes=size("--job", args.job),
+        l1_bytes=own.config.l1.size_bytes,
     )
+    cells.warm(rig, _FIRST_RUN)
     compared = 0
     works = {"products": (Products, runs), "copies": (Copies, _COPY_RUNS)}
     for name in names:
@@ -86,9 +89,8 @@ def _measured(
                 made = [cell for r in runs for cell in cells.moving(rig, r)]
             elif name in works:
                 kind, wanted = works[name]
-                work = kind()
-                made = [cell for r in wanted for cell in cells.moving(rig, r, work)]
-                work.close()
+                with contextlib.closing(kind()) as work:
+                    made = [cell for r in wanted for cell in cells.moving(rig, r, work)]
             elif name == "sizes":
                 made = [cell for r, tokens in _SIZES for cell in cells.sizes(rig, r, tokens)]
             elif name == "first-byte":

@@ -19,7 +19,7 @@ from kvpool.cli.errors import Failure
 from kvpool.config import ClientConfig
 from kvpool.model.identity import Mode
 
-__all__ = ["WAYS", "Rig", "first_byte", "modes", "moving", "sizes"]
+__all__ = ["WAYS", "Rig", "first_byte", "modes", "moving", "sizes", "warm"]
 
 Ways = dict[str, tuple[bool, bool]]
 
@@ -44,6 +44,7 @@ class Rig(Struct, frozen=True, kw_only=True):
     seconds: float
     busy_seconds: float
     job_bytes: int
+    l1_bytes: int
 
 
 class _Moved(Struct):
@@ -97,7 +98,7 @@ class _Flow:
         after = _cpu(self._rig.server_pid)
         lost = engine.worker.counters()
         if lost.get("chunks_store_lost") or any(name.startswith("stores_dropped") for name in lost):
-            raise Failure(f"a store of the bench was not kept: {lost}")
+            raise Failure(f"a store of the bench was not kept: {engine.told()}")
         return _Moved(moved, began_s, ended_s, after[0] - cpu[0], after[1] - cpu[1])
 
     def _begin(self, *, is_load: bool) -> None:
@@ -198,6 +199,14 @@ def modes(rig: Rig, run: int) -> list[Cell]:
     return cells
 
 
+def warm(rig: Rig, run: int) -> None:
+    """Store until all of the server's memory was used once: nothing is measured in memory that nobody touched."""
+    with _engine(rig, run) as engine:
+        for _ in range(-(-rig.l1_bytes // (engine.cache.chunks * engine.cache.chunk_bytes)) + 1):
+            engine.store(Request(engine.cache.chunks))
+            engine.ended()
+
+
 def _engine(rig: Rig, run: int, tokens: int = 0) -> GpuEngine:
     chunk_bytes = PLANES * (rig.chunk_tokens // BLOCK_TOKENS) * run
     wanted = tokens or rig.job_bytes // chunk_bytes * rig.chunk_tokens
@@ -215,7 +224,7 @@ def _checked(engine: GpuEngine) -> tuple[Request, int]:
     engine.load(again, engine.found(again))
     _, loaded = engine.ended()
     if any(loaded.values()) or engine.cache.differs():
-        raise Failure("the bytes that came back are not those that were stored")
+        raise Failure(f"the bytes that came back are not those that were stored: {engine.told()}")
     return known, known.chunks * engine.cache.chunk_bytes
 
 

@@ -150,7 +150,7 @@ class GpuEngine:
         self.scheduler.lookup(request.name, request.keys)
         answer: Answer = self._until(lambda: self.scheduler.answer(request.name))
         if answer.chunks != request.chunks:
-            raise Failure(f"{answer.chunks} of {request.chunks} chunks were found after a store that was answered")
+            raise Failure(f"{answer.chunks} of {request.chunks} chunks were found after a store: {self.told()}")
         return answer
 
     def load(self, request: Request, answer: Answer) -> None:
@@ -176,6 +176,10 @@ class GpuEngine:
                 return finished.stored, finished.loaded
             _rest()
         raise Failure("nothing ended within a minute")
+
+    def told(self) -> str:
+        """Say what became of jobs so far, and why there is no ring."""
+        return f"{self.worker.counters()}; ring: {self._why() or 'joined'}"
 
     def _why(self) -> str:
         return self._reach.ring.keeper.reason if self._reach.ring is not None else self._reach.why_no_ring
