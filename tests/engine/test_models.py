@@ -16,7 +16,8 @@ STATE = {"block_size": None, "dtype": "bfloat16"}
 SHAPES = {
     # model: cache groups, tokens of a chunk, engine options, tokens of a prompt, those that can hit
     "window": (3, 256, WINDOW, 1100, 1024),
-    "state": (4, 128, STATE, 1100, 1024),
+    # The engine makes its blocks as large as a state.
+    "state": (4, 384, STATE, 1100, 768),
 }
 
 

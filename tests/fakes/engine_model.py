@@ -3,8 +3,9 @@
 
 It follows what vLLM's scheduler was seen to do: local prefix cache with shared blocks, chunked prefill, asynchronous
 loads, preemption when blocks run out, aborts at any time, delayed frees, and (with ``depth`` 2) steps that are planned
-before the results of the step before are known. Each token slot of each block holds a value that depends on the whole
-prefix, so that a wrong byte anywhere is noticed by whoever reads it. The checks are asserts in this file.
+before the results of the step before are known. With a *window* the engine has a second cache group, whose blocks it
+takes back as the window moves on, and no local prefix cache. Each token slot of each block holds a value that depends
+on the whole prefix, so that a wrong byte anywhere is noticed by whoever reads it. The checks are asserts in this file.
 """
 
 import hashlib
@@ -14,20 +15,21 @@ from random import Random
 
 from tests.fakes.engine_parts import BLOCK, CHUNK, GROUPS, PER_CHUNK, FakeLookups, FakeRequest, chunk_keys
 
-from kvpool.client.jobs import Finished
+from kvpool.client.jobs import Answer, Finished
 from kvpool.connector.attach import Session
 from kvpool.connector.hits import Hits
-from kvpool.connector.plan import StepPlan, decode, encode
+from kvpool.connector.plan import GroupFacts, StepPlan, decode, encode
 from kvpool.connector.scheduler import SchedulerSide, Step
 from kvpool.connector.worker import WorkerSide
-from kvpool.model.identity import Role
+from kvpool.model.identity import GroupKind, Role
+from kvpool.model.layout import NOWHERE
 
 GARBAGE = b"garbage"
 
 
-def slot_value(request, position):
-    """What the cache holds for one token: it depends on all tokens up to it, and on the salt."""
-    prefix = repr((request.cache_salt, request.all_token_ids[: position + 1]))
+def slot_value(request, position, group=0):
+    """What a group's cache holds for one token: it depends on all tokens up to it, and on the salt."""
+    prefix = repr((group, request.cache_salt, request.all_token_ids[: position + 1]))
     return hashlib.blake2b(prefix.encode(), digest_size=8).digest()
 
 
@@ -38,6 +40,12 @@ class Run(FakeRequest):
     status: str = "waiting"
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
+    window_blocks: list[int] = field(default_factory=list)
+    """0 where the engine keeps nothing (any more)."""
+
+    settled: int = 0
+    """Tokens whose results are known."""
+
     max_tokens: int = 4
     in_flight: int = 0
     failed: bool = False
@@ -66,7 +74,7 @@ class Pool:
         self.references[block] += 1
 
     def drop(self, blocks):
-        for block in reversed(blocks):
+        for block in filter(None, reversed(blocks)):
             assert self.references[block] > 0, "freed twice"
             self.references[block] -= 1
             if not self.references[block]:
@@ -101,6 +109,16 @@ class Transfers:
     def load(self, job):
         self.loads.append([job, 0, set()])
 
+    def settle_stores(self, jobs, patience_s, timeout_s):  # noqa: ARG002
+        """Some gathers are in time, the others are cut off."""
+        for work in [s for s in self.stores if any(s[0] is job for job in jobs)]:
+            while work in self.stores and self.engine.random.random() < 0.7:
+                self._gather(work)
+            if work in self.stores:
+                self.stores.remove(work)
+                work[0].gathered.set()
+        return True
+
     def advance(self):
         """Do one random piece of work."""
         ready = [s for s in self.stores if s[0].ready.is_set()] + self.loads
@@ -111,32 +129,40 @@ class Transfers:
     def _gather(self, work):
         job, chunk = work
         blocks = job.block_ids[chunk].tolist()
-        contents = [list(self.engine.pool.memory[b]) for b in blocks]
         digest = job.digests[chunk * 32 : chunk * 32 + 32]
-        assert contents == self.engine.truth[digest], "a wrong chunk is stored under a good name"
-        self.engine.lookups.held.add(digest)
+        there = [place for place, block in enumerate(blocks) if block != NOWHERE]
+        for place in there:
+            good = self.engine.truth[job.group, digest][place]
+            assert self.engine.pool.memory[blocks[place]] == good, "a wrong chunk is stored under a good name"
+        self.engine.lookups.keep(job.group, digest, there)
         work[1] += 1
         if work[1] == job.chunks:
             self.stores.remove(work)
+            job.gathered.set()
 
     def _scatter(self, work):
         job, chunk, bad = work
         digests = self.engine.lookups.digests_of[job.lookup_id]
         digest = digests[(job.first + chunk) * 32 : (job.first + chunk) * 32 + 32]
-        good = digest in self.engine.lookups.held and self.engine.random.random() > self.engine.failure_rate
+        kept = self.engine.lookups.kept(job.group, digest)
+        good = kept is not None and self.engine.random.random() > self.engine.failure_rate
         for place, block in enumerate(job.block_ids[chunk].tolist()):
             if place >= job.skipped(chunk):
                 self.engine.may_write(block, job.request_id)
-                self.engine.pool.memory[block] = list(self.engine.truth[digest][place]) if good else [GARBAGE] * BLOCK
+                assert not good or place in kept, "a chunk is a hit without what the hit needs"
+                truth = self.engine.truth[job.group, digest][place]
+                self.engine.pool.memory[block] = list(truth) if good else [GARBAGE] * BLOCK
                 if not good:
                     bad.add(block)
         work[1] += 1
         if work[1] == job.chunks:
             self.loads.remove(work)
-            self.finished[job.request_id] = frozenset(bad)
+            self.finished[job.request_id] = self.finished.get(job.request_id, frozenset()) | bad
 
     def poll(self):
-        loaded, self.finished = self.finished, {}
+        running = {job.request_id for job, *_ in self.loads}
+        loaded = {r: bad for r, bad in self.finished.items() if r not in running}
+        self.finished = {r: bad for r, bad in self.finished.items() if r in running}
         return Finished(frozenset(), loaded)
 
     def has_stores(self, request_id):
@@ -154,10 +180,38 @@ class Transfers:
 class Lookups(FakeLookups):
     """Answers late, and remembers which digests a lookup id stands for."""
 
-    def __init__(self):
+    def __init__(self, reach):
         super().__init__()
         self.prompt = False
         self.digests_of = {}
+        self.reach = reach
+        """Chunks at the end of a prefix that the second group needs; 0 without one."""
+
+        self.windows = {}
+        """The second group: digest to which of the chunk's blocks are kept."""
+
+    def keep(self, group, digest, places):
+        if group:
+            self.windows[digest] = set(places)
+        else:
+            self.held.add(digest)
+
+    def kept(self, group, digest):
+        """Which blocks of a chunk are kept; None if it is not."""
+        if group:
+            return self.windows.get(digest)
+        return set(range(PER_CHUNK)) if digest in self.held else None
+
+    def settle(self):
+        for request_id, digests in self.open.items():
+            if request_id not in self.answers:
+                names = [digests[i : i + 32] for i in range(0, len(digests), 32)]
+                chunks = next((n for n, name in enumerate(names) if name not in self.held), len(names))
+                while any(name not in self.windows for name in names[max(0, chunks - self.reach) : chunks][::-1]):
+                    if not self.reach:
+                        break
+                    chunks -= 1
+                self.answers[request_id] = Answer(chunks, request_id.encode() if chunks else b"")
 
     def lookup(self, request_id, digests, shards):
         super().lookup(request_id, digests, shards)
@@ -167,7 +221,7 @@ class Lookups(FakeLookups):
 class EngineModel:
     """See the module. ``act`` does one random thing; ``drain`` lets everything end."""
 
-    def __init__(self, seed, *, depth=1, failure_rate=0.1, blocks=26):
+    def __init__(self, seed, *, depth=1, failure_rate=0.1, blocks=26, window=0):
         self.random = Random(seed)
         self.depth = depth
         self.failure_rate = failure_rate
@@ -179,12 +233,15 @@ class EngineModel:
         self.steps = deque()
         self.session = Session(1, CHUNK, 60.0)
         self.truth = {}
-        self.lookups = Lookups()
-        hits = Hits(self.lookups, loads=True, shards=(0,), keys=lambda _: chunk_keys())
-        self.side = SchedulerSide(hits, role=Role.BOTH, groups=GROUPS, store_generated=self.random.random() < 0.3)
+        self.window = window
+        self.lookups = Lookups(-(-window // CHUNK))
+        second = GroupFacts(planes=(), block_tokens=BLOCK, kind=GroupKind.WINDOW, window_tokens=window, number=1)
+        groups = (*GROUPS, second) if window else GROUPS
+        hits = Hits(self.lookups, loads=True, shards=(0,), keys=lambda _: chunk_keys(), whole=not window)
+        self.side = SchedulerSide(hits, role=Role.BOTH, groups=groups, store_generated=self.random.random() < 0.3)
         self.transfers = Transfers(self)
         self.worker = WorkerSide(
-            self.transfers, place=(0, 0), writer=True, role=Role.BOTH, groups=GROUPS, timeout_s=1.0
+            self.transfers, place=(0, 0), writer=True, role=Role.BOTH, groups=groups, timeout_s=1.0
         )
         self.now_s = 0.0
         self.numbers = {"loads": 0, "stores": 0, "preempted": 0, "failed": 0, "aborted_loads": 0}
@@ -201,6 +258,8 @@ class EngineModel:
             self.session = None if self.session else Session(self.random.randrange(2, 1 << 30), CHUNK, 60.0)
         elif choice < 0.3:
             self.lookups.held = {d for d in sorted(self.lookups.held) if self.random.random() < 0.7}
+            windows = sorted(self.lookups.windows.items())
+            self.lookups.windows = {d: places for d, places in windows if self.random.random() < 0.7}
         elif choice < 0.35:
             self.pool.cached.clear()
         elif choice < 0.45:
@@ -279,7 +338,7 @@ class EngineModel:
             request = self.requests[request_id]
             computed.append((request_id, request.computed + new))
             self.learn(request, request.computed + new)
-        step = Step(computed, lambda r: [self.requests[r].blocks], preempted, idle=not scheduled)
+        step = Step(computed, lambda r: self.tables(self.requests[r]), preempted, idle=not scheduled)
         plan = self.side.plan(step, self.session)
         self.numbers["stores"] += len(plan.stores)
         self.numbers["loads"] += len(plan.loads)
@@ -291,8 +350,9 @@ class EngineModel:
 
     def grow(self, request, tokens, scheduled):
         """Give a running request blocks for *tokens*, taking them from others if need be."""
+        self.retire(request)
         need = -(-tokens // BLOCK) - len(request.blocks)
-        while need > len(self.pool.free):
+        while need * (2 if self.window else 1) > len(self.pool.free):
             victim = self.running[-1]
             if victim.in_flight:
                 return False
@@ -300,9 +360,39 @@ class EngineModel:
             self.preempt(victim)
             if victim is request:
                 return False
-        request.blocks += self.pool.take(max(0, need))
-        self.pool.cache(request, tokens)
+        self.extend(request, tokens)
+        self.cache(request, tokens)
         return True
+
+    def tables(self, request):
+        return [request.blocks, request.window_blocks] if self.window else [request.blocks]
+
+    def extend(self, request, tokens):
+        """Give a request all the blocks for so many tokens; what lies before its window is none of them."""
+        total = -(-tokens // BLOCK)
+        request.blocks += self.pool.take(max(0, total - len(request.blocks)))
+        if self.window:
+            gone = max(0, request.settled - self.window + 1) // BLOCK
+            request.window_blocks += [0] * (gone - len(request.window_blocks))
+            request.window_blocks += self.pool.take(max(0, total - len(request.window_blocks)))
+
+    def retire(self, request):
+        """Take back the blocks before the window of what is known to be computed."""
+        gone = max(0, request.settled - self.window + 1) // BLOCK if self.window else 0
+        for place, block in enumerate(request.window_blocks[:gone]):
+            if block:
+                self.pool.drop([block])
+                request.window_blocks[place] = 0
+
+    def cache(self, request, tokens):
+        if not self.window:
+            self.pool.cache(request, tokens)
+
+    def release(self, request):
+        """Give all blocks back."""
+        self.pool.drop(request.blocks)
+        self.pool.drop(request.window_blocks)
+        request.blocks, request.window_blocks, request.settled = [], [], 0
 
     def unlock(self, scheduled):
         """Where waiting requests hold all blocks (vLLM reserves some instead), take those of the last one."""
@@ -318,8 +408,8 @@ class EngineModel:
     def preempt(self, request):
         self.numbers["preempted"] += 1
         self.running.remove(request)
-        self.pool.drop(request.blocks)
-        request.blocks, request.computed, request.status = [], 0, "waiting"
+        self.release(request)
+        request.computed, request.status = 0, "waiting"
         self.queue.insert(0, request)
         self.preempted.add(request.request_id)
 
@@ -329,7 +419,7 @@ class EngineModel:
             return 0
         local, external = [], 0
         if not request.computed:
-            local = self.pool.hit(request)
+            local = [] if self.window else self.pool.hit(request)
             external, later = self.side.matched(request, len(local) * BLOCK, self.session, self.now_s)
             if external is None:
                 return 0
@@ -340,22 +430,25 @@ class EngineModel:
         new = 0 if external else min(budget, request.num_tokens - request.computed)
         for block in local:
             self.pool.share(block)
+        request.settled = request.computed
         held = local or request.blocks
         need = -(-(request.computed + new) // BLOCK) - len(held)
-        if need > len(self.pool.free):
+        if need * (2 if self.window else 1) > len(self.pool.free):
             self.pool.drop(local)
             if not request.blocks:
-                request.computed = 0
+                request.computed = request.settled = 0
             return 0
-        request.blocks = held + self.pool.take(max(0, need))
-        self.side.allocated(request.request_id, [request.blocks], external)
+        request.blocks = held
+        self.retire(request)
+        self.extend(request, request.computed + new)
+        self.side.allocated(request.request_id, self.tables(request), external)
         if external:
             request.status = "remote"
             return 0
         self.queue.remove(request)
         self.running.append(request)
         request.status = "running"
-        self.pool.cache(request, request.computed + new)
+        self.cache(request, request.computed + new)
         scheduled[request.request_id] = new
         return new
 
@@ -371,29 +464,35 @@ class EngineModel:
             self.forget(request)
 
     def forget(self, request):
-        self.pool.drop(request.blocks)
+        self.release(request)
         del self.requests[request.request_id]
 
-    def update(self, work, sent, loaded, bad):
-        """Take in a step's results, as vLLM does: bad blocks, tokens, then transfers."""
-        for request in self.requests.values():
-            places = [i for i, block in enumerate(request.blocks) if block in bad]
-            if request.status == "remote" and places:
-                request.computed, request.failed = places[0] * BLOCK, True
+    def update(self, work, sent, loaded, bad, failed):
+        """Take in a step's results, as vLLM does: bad blocks or failed requests, tokens, then transfers."""
+        self.notice_failures(bad, failed)
         for request, _, new in work:
             request.in_flight -= 1
+            request.settled += new
             if request.status != "running" or self.requests.get(request.request_id) is not request:
                 continue
             if request.computed == request.num_tokens and new:
                 request.output.append(self.random.randrange(3))
                 if len(request.output) >= request.max_tokens:
                     self.finish(request, held=False)
-        self.side.received(loaded, bad)
+        self.side.received(loaded, bad, failed)
         for request_id in loaded:
             self.arrive_loaded(self.requests[request_id])
         for request_id in sent:
             assert self.requests[request_id].status == "finished"
             self.forget(self.requests[request_id])
+
+    def notice_failures(self, bad, failed):
+        """A load that failed leaves what came before its first bad block; nothing, if only the request is named."""
+        assert not (bad and self.window), "blocks of several groups cannot be told apart"
+        for request in self.requests.values():
+            places = [i for i, block in enumerate(request.blocks) if block in bad]
+            if request.status == "remote" and (places or request.request_id in failed):
+                request.computed, request.failed = places[0] * BLOCK if places else 0, True
 
     def arrive_loaded(self, request):
         if request.status == "finished":
@@ -404,10 +503,9 @@ class EngineModel:
         self.numbers["failed"] += request.failed
         failed, request.failed = request.failed, False
         request.failed_before |= failed
-        self.pool.cache(request, request.computed)
+        self.cache(request, request.computed)
         if failed and not request.computed:
-            self.pool.drop(request.blocks)
-            request.blocks = []
+            self.release(request)
         if request.computed == request.num_tokens:
             request.computed -= 1
 
@@ -416,9 +514,10 @@ class EngineModel:
         digests = chunk_keys().extend(request, b"", tokens)
         for chunk in range(len(digests) // 32):
             start = chunk * CHUNK
-            self.truth[digests[chunk * 32 : chunk * 32 + 32]] = [
-                [slot_value(request, start + b * BLOCK + t) for t in range(BLOCK)] for b in range(PER_CHUNK)
-            ]
+            for group in range(2 if self.window else 1):
+                self.truth[group, digests[chunk * 32 : chunk * 32 + 32]] = [
+                    [slot_value(request, start + b * BLOCK + t, group) for t in range(BLOCK)] for b in range(PER_CHUNK)
+                ]
 
     # --- worker ---------------------------------------------------------------------------------------------------
 
@@ -431,20 +530,23 @@ class EngineModel:
         self.worker.load(plan)
         self.worker.saved(ran=True)
         sent, loaded = self.worker.results(idle=False)
-        return work, sent, loaded, self.worker.bad_blocks()
+        return work, sent, loaded, self.worker.bad_blocks(), self.worker.failed_requests()
 
     def forward(self, request, computed, new):
         """Read all that was computed before, write what is new."""
-        for position in range(computed + new):
-            memory = self.pool.memory[request.blocks[position // BLOCK]]
-            if position >= computed:
-                self.no_reader_is_disturbed(request.blocks[position // BLOCK], position % BLOCK, request, position)
-                memory[position % BLOCK] = slot_value(request, position)
-            assert memory[position % BLOCK] == slot_value(request, position), "the model read a wrong value"
+        for group, table in enumerate(self.tables(request)):
+            seen = max(0, computed - self.window + 1) if group else 0
+            for position in range(seen, computed + new):
+                value, block = slot_value(request, position, group), table[position // BLOCK]
+                memory = self.pool.memory[block]
+                if position >= computed:
+                    self.no_reader_is_disturbed(block, position % BLOCK, value)
+                    memory[position % BLOCK] = value
+                assert memory[position % BLOCK] == value, "the model read a wrong value"
 
-    def no_reader_is_disturbed(self, block, place, request, position):
+    def no_reader_is_disturbed(self, block, place, value):
         """A block that a store will read is not overwritten with something else."""
-        if self.pool.memory[block][place] != slot_value(request, position):
+        if self.pool.memory[block][place] != value:
             reading = [
                 b
                 for job, done in self.transfers.stores
@@ -457,6 +559,6 @@ class EngineModel:
         """A load writes only into blocks that are its request's alone."""
         request = self.requests[request_id]
         assert request.status in ("remote", "finished"), "a load writes after it was reported"
-        assert block in request.blocks
+        assert block in request.blocks + request.window_blocks
         assert self.pool.references[block] == 1, "a load writes a block that is shared"
         assert block not in self.pool.cached.values(), "a load writes a block that others may hit"
