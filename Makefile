@@ -15,6 +15,8 @@ PYTEST := $(PY) -m pytest
 APART := --ignore=tests/engine --ignore=tests/gpu --ignore=tests/cluster --ignore=tests/chart --ignore=tests/e2e --ignore=tests/portable
 OPS ?= 20000
 SEED ?=
+# Operations of real processes, some tens a second.
+FAULT_OPS ?= 1000
 # Version of vLLM for test-engine; empty is the one that tools/vllm_env.py takes by itself.
 VLLM ?=
 # Downloads and builds that outlive this folder.
@@ -111,8 +113,9 @@ bench-webhook: setup ## measure the admission server at 50 pods a second and jud
 test-gpu: setup ## tests on a CUDA device; skipped without one
 	@if nvidia-smi -L >/dev/null 2>&1; then $(PYTEST) tests/gpu -q; else echo "test-gpu: no CUDA device, skipped"; fi
 
-torture: setup ## random operations with deaths, stalls and crashes, every byte checked; OPS=1000000 SEED=7
+torture: setup ## random operations with deaths, stalls and crashes, every byte checked; OPS=1000000 FAULT_OPS=20000 SEED=7
 	$(PY) -m tests.property.index_machine --ops $(OPS) $(if $(SEED),--seed $(SEED))
+	$(PY) -m tests.property.fault_campaign --ops $(FAULT_OPS) $(if $(SEED),--seed $(SEED))
 
 bench: setup ## measure the control plane and judge it by benchmarks/bars.toml
 	mkdir -p $(dir $(RESULT))

@@ -97,7 +97,7 @@ class HoldProxy:
 
     def _up(self, client: socket.socket, server: socket.socket) -> None:
         """Client to server, message by message."""
-        with _ending(client, server), client.makefile("rb") as source:
+        with ending(client, server), client.makefile("rb") as source:
             greeting = GREETING_BYTES
             while greeting:  # each end sends the rest of its own once it has seen the beginning of the other's
                 data = source.read1(greeting)
@@ -105,14 +105,14 @@ class HoldProxy:
                     return
                 server.sendall(data)
                 greeting -= len(data)
-            for message in _messages(source):
+            for message in messages(source):
                 if (hold := self._match(message)) is not None:
                     hold.held.set()
                     hold.released.wait()
                 server.sendall(b"".join(head + body for head, body in message))
 
     def _down(self, server: socket.socket, client: socket.socket) -> None:
-        with _ending(client, server):
+        with ending(client, server):
             while data := server.recv(1 << 18):
                 client.sendall(data)
 
@@ -128,7 +128,7 @@ class HoldProxy:
 
 
 @contextlib.contextmanager
-def _ending(*ends: socket.socket) -> Iterator[None]:
+def ending(*ends: socket.socket) -> Iterator[None]:
     """When one direction ends, so does the connection."""
     with contextlib.suppress(OSError, EOFError):
         yield
@@ -137,7 +137,7 @@ def _ending(*ends: socket.socket) -> Iterator[None]:
             end.shutdown(socket.SHUT_RDWR)
 
 
-def _messages(source) -> Iterator[list[tuple[bytes, bytes]]]:
+def messages(source) -> Iterator[list[tuple[bytes, bytes]]]:
     """Yield each message as (frame header, frame body) pairs."""
     message = []
     while flags := source.read(1):

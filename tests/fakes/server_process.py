@@ -65,6 +65,11 @@ class ServerProcess:
                 env=os.environ | {"PYTHONPATH": os.pathsep.join((str(self.code), os.environ.get("PYTHONPATH", "")))},
             )
 
+    @property
+    def ended(self) -> bool:
+        """True if it was started and ended by itself."""
+        return self._process is not None and self._process.poll() is not None
+
     def kill(self) -> None:
         """SIGKILL; idempotent."""
         if self._process is not None:

@@ -54,6 +54,7 @@ class Session:
             Failure: the server cannot be reached or refuses; the text says why and what to do.
         """
         if problem := listening_problem(self._config.server):
+            self.link.close(CLOSE_S)
             raise Failure(f"--server {self._config.server}: {problem}")
         self.link.start()
         try:
