@@ -53,7 +53,8 @@ class Loading:
         self._committed: Call[Retrieved] | None = None
         self._concluded = False
         blocks = int(job.block_ids.shape[1])
-        self._needed: NDArray[np.bool_] = np.arange(1, job.chunks + 1, dtype=np.int64) * blocks > job.skip_blocks
+        ends: NDArray[np.int64] = np.arange(1, job.chunks + 1, dtype=np.int64) * np.int64(blocks)
+        self._needed: NDArray[np.bool_] = ends > job.skip_blocks
         self._written = np.zeros(job.chunks, dtype=np.bool_)
         self._vouched = np.zeros(job.chunks, dtype=np.bool_)
         self._wrong = np.zeros(job.chunks, dtype=np.uint8)

@@ -115,8 +115,11 @@ def moving(rig: Rig, run: int, work: Work | None = None, ways: Ways | None = Non
     cells: list[Cell] = []
     label = _size(run)
     with _engine(rig, run) as engine:
-        known, compared = _checked(engine)
+        compared = 0
         for way, kinds in (ways or WAYS).items():
+            # Each time anew: what the stores of a cell bring drives out what was there before.
+            known, more = _checked(engine)
+            compared += more
             name = f"{way}-{label}" if work is None else f"{way}-{label}-{type(work).__name__.lower()}"
             alone = [_alone(work)] if work is not None else []
             moved = _Flow(rig, engine, known).run(kinds, rig.busy_seconds if work else rig.seconds)
