@@ -52,8 +52,8 @@ class Loading:
         self._told = threading.Lock()
         self._committed: Call[Retrieved] | None = None
         self._concluded = False
-        blocks = int(job.block_ids.shape[1])
-        ends: NDArray[np.int64] = np.arange(1, job.chunks + 1, dtype=np.int64) * np.int64(blocks)
+        whole = int(job.block_ids.shape[1])
+        ends: NDArray[np.int64] = np.arange(1, job.chunks + 1, dtype=np.int64) * whole
         self._needed: NDArray[np.bool_] = ends > job.skip_blocks
         self._written = np.zeros(job.chunks, dtype=np.bool_)
         self._vouched = np.zeros(job.chunks, dtype=np.bool_)
