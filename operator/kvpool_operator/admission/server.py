@@ -121,7 +121,7 @@ async def _serve(app: web.Application, host: str, port: int, certificates: Keepe
     await runner.setup()
     try:
         context = certificates.context if certificates else None
-        await web.TCPSite(runner, host, port, ssl_context=context).start()
+        await web.TCPSite(runner, host or None, port, ssl_context=context).start()
         await asyncio.Event().wait()
     finally:
         await runner.cleanup()

@@ -31,7 +31,8 @@ class WebhookSettings:
     payload_image: str = "kvpool-payload"
     watch_namespaces: tuple[str, ...] = ()
     """Namespaces with pools; empty: all."""
-    host: str = "0.0.0.0"  # noqa: S104 - the API server may come from any address
+    host: str = ""
+    """Address of the reviews; empty: all of both families, since the API server may come from anywhere."""
     port: int = 9443
     http_host: str = "127.0.0.1"
     """Address of probes and metrics."""
