@@ -60,6 +60,10 @@ class Attachment:
             return None
         return Session(state.epoch, state.welcome.chunk_tokens, state.welcome.lookup_lease_s)
 
+    def states(self) -> dict[str, LinkState]:
+        """Return how the server stands, by its address."""
+        return {self.link.config.server: self.link.state}
+
     def uncached(self) -> UncachedReason | None:
         """Return why the engine runs uncached; None if it does not."""
         return self.link.state.reason

@@ -104,6 +104,10 @@ class KVPoolPrometheus(KVConnectorPromMetrics):  # type: ignore[misc]
         self._uncached = self._gauge_cls(
             f"vllm:{row.name}", row.help, [*labelnames, "half", "reason"], multiprocess_mode="mostrecent"
         )
+        row = statistics.SERVER
+        self._server = self._gauge_cls(
+            f"vllm:{row.name}", row.help, [*labelnames, "server", "state"], multiprocess_mode="mostrecent"
+        )
         for values in per_engine_labelvalues.values():
             for metric in self._rows.values():
                 metric.labels(*values)
@@ -117,11 +121,14 @@ class KVPoolPrometheus(KVConnectorPromMetrics):  # type: ignore[misc]
         for key, increase in transfer_stats_data.get("counters", {}).items():
             self._rows[key].labels(*values).inc(increase)
         for key, value in transfer_stats_data.get("gauges", {}).items():
+            kind, _, rest = key.partition(":")
             if key in self._rows:
                 self._rows[key].labels(*values).set(value)
+            elif kind == "server":
+                address, _, state = rest.rpartition(":")
+                self._server.labels(*values, address, state).set(value)
             else:
-                _, half, reason = key.split(":")
-                self._uncached.labels(*values, half, reason).set(value)
+                self._uncached.labels(*values, *rest.split(":")).set(value)
 
 
 class KVPoolConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]

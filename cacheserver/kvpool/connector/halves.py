@@ -26,6 +26,7 @@ from kvpool.connector.plan import StepPlan, WorkerFacts, decode
 from kvpool.connector.rates import Rates
 from kvpool.connector.scheduler import SchedulerSide, Step
 from kvpool.connector.servers import NotPlaced, Placement, Servers, join, placements
+from kvpool.connector.statistics import server_key
 from kvpool.connector.translate import EngineFacts, namespace_of
 from kvpool.connector.worker import Transfers, WorkerSide
 from kvpool.model.identity import ClientKind
@@ -305,4 +306,6 @@ class SchedulerHalf(Half):
         down = self.attachment.down() if isinstance(self.attachment, Servers) else 0
         # Failed loads are counted where they fail, by the workers.
         counted = {name: value for name, value in counts.items() if name != "failed_loads"}
-        return {**super()._totals(), **counted, "servers_down": down}
+        states = self.attachment.states() if self.attachment is not None else {}
+        stand = {server_key(server, state.reason): 1.0 for server, state in states.items()}
+        return {**super()._totals(), **counted, "servers_down": down, **stand}

@@ -2,8 +2,8 @@
 """What the connector counts, as data: one table feeds the engine's log line and its Prometheus page.
 
 A payload is ``{"counters": {key: increase}, "gauges": {key: value}}``. Increases are summed over ranks and steps; of
-gauges the largest of all ranks counts, so a rank repeats its own until they are 0. A key is one of the table's, or
-``uncached:HALF:REASON``.
+gauges the largest of all ranks counts, so a rank repeats its own until they are 0. A key is one of the table's,
+``uncached:HALF:REASON``, or ``server:ADDRESS:STATE``.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,7 +12,21 @@ from typing import Any, Final
 
 from kvpool.model.reasons import UncachedReason
 
-__all__ = ["COUNTERS", "GAUGES", "HALVES", "REASONS", "UNCACHED", "Row", "Sampler", "is_empty", "merge", "reduce"]
+__all__ = [
+    "COUNTERS",
+    "GAUGES",
+    "HALVES",
+    "REASONS",
+    "SERVER",
+    "UNCACHED",
+    "UP",
+    "Row",
+    "Sampler",
+    "is_empty",
+    "merge",
+    "reduce",
+    "server_key",
+]
 
 Payload = dict[str, Any]
 
@@ -58,6 +72,12 @@ GAUGES: Final[dict[str, Row]] = {
 
 UNCACHED: Final = Row("kvpool_uncached", "1 for the reason why a half of the connector runs uncached now, else 0.")
 
+SERVER: Final = Row(
+    "kvpool_server", "1 for how each server of the engine stands now: up, or the reason why it is not used; else 0."
+)
+
+UP: Final = "up"
+
 HALVES: Final = ("scheduler", "worker")
 
 REASONS: Final[tuple[str, ...]] = (*(str(reason) for reason in UncachedReason), "unsupported", "failed")
@@ -86,17 +106,24 @@ class Sampler:
         totals = self._totals()
         counters = {k: v - self._before.get(k, 0) for k, v in totals.items() if k in COUNTERS}
         self._before.update({k: totals[k] for k in counters})
-        gauges = {k: v for k, v in totals.items() if k in GAUGES}
+        gauges = {k: v for k, v in totals.items() if k in GAUGES or k.startswith("server:")}
         if reason := self._uncached():
             gauges[f"uncached:{self._half}:{reason}"] = 1.0
         gone = dict.fromkeys(self._shown, 0.0)
-        self._shown = {k: v for k, v in gauges.items() if v}
+        before, self._shown = self._shown, {k: v for k, v in gauges.items() if v}
         payload: Payload = {}
         if changed := {k: v for k, v in counters.items() if v}:
             payload["counters"] = changed
-        if news := gone | self._shown:
+        # One half alone tells of servers: what has not changed need not be told in every step.
+        known = {k for k in before if k.startswith("server:") and k in self._shown}
+        if news := {k: v for k, v in (gone | self._shown).items() if k not in known}:
             payload["gauges"] = news
         return payload
+
+
+def server_key(address: str, reason: UncachedReason | None) -> str:
+    """Return the key of how one server stands."""
+    return f"server:{address}:{reason or UP}"
 
 
 def merge(one: Payload, other: Payload) -> Payload:

@@ -133,7 +133,10 @@ def test_without_a_server_the_engine_starts_and_runs(scheduler, worker) -> None:
 
     scheduler.attach([encode(worker.facts)])
 
-    assert scheduler.sample()["gauges"] == {"uncached:scheduler:unreachable": 1.0}
+    assert scheduler.sample()["gauges"] == {
+        "uncached:scheduler:unreachable": 1.0,
+        f"server:{NOBODY.server}:unreachable": 1.0,
+    }
     request = FakeRequest("r", list(range(40)))
     scheduler.arrived(request, 0.0)
     assert scheduler.matched(request, 0, 0.0) == (0, False)

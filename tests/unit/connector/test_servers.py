@@ -263,7 +263,12 @@ def test_one_dead_server_is_a_miss_and_the_other_rank_still_stores(engine, serve
     assert [len(server.engine.slots) for server in servers] == [CHUNKS, 0]
     assert not any(half.off for half in (engine.scheduler, *engine.workers))
     gauges = engine.scheduler.sample()["gauges"]
-    assert gauges == {"servers_down": 1.0, "uncached:scheduler:unreachable": 1.0}
+    assert gauges == {
+        "servers_down": 1.0,
+        "uncached:scheduler:unreachable": 1.0,
+        f"server:{servers[0].address}:up": 1.0,
+        f"server:{servers[1].address}:unreachable": 1.0,
+    }
     states = engine.scheduler.attachment.states()
     assert {address: state.healthy for address, state in states.items()} == {
         servers[0].address: True,

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Totals become increases; ranks add up; a gauge is told until it is 0."""
 
+import pytest
+
 from kvpool.connector import statistics
-from kvpool.connector.statistics import COUNTERS, Sampler
+from kvpool.connector.statistics import COUNTERS, Sampler, server_key
+from kvpool.model.reasons import UncachedReason
 
 
 def test_increases_are_told_once() -> None:
@@ -51,3 +54,15 @@ def test_names_are_the_engines_kind() -> None:
 
     assert len(set(names)) == len(names)
     assert all(name.startswith("kvpool_") and not name.endswith("_total") for name in names)
+
+
+@pytest.mark.behaviour("R116")
+def test_each_server_always_has_one_state() -> None:
+    states = {"tcp://a:1": None, "ipc:///b": UncachedReason.UNREACHABLE}
+    sampler = Sampler("scheduler", lambda: {server_key(s, r): 1.0 for s, r in states.items()}, lambda: "")
+    assert sampler.sample() == {"gauges": {"server:tcp://a:1:up": 1.0, "server:ipc:///b:unreachable": 1.0}}
+
+    states["ipc:///b"] = None
+
+    assert sampler.sample() == {"gauges": {"server:ipc:///b:unreachable": 0.0, "server:ipc:///b:up": 1.0}}
+    assert sampler.sample() == {}, "not in every step"
