@@ -200,8 +200,7 @@ class Engine:
         self, client_id: bytes, lookup_id: bytes, group: int, shard: int, first: int, end: int, now_s: float
     ) -> ReadPlan:
         """Say where chunks [first, end) of a lookup lie; its deadline starts anew."""
-        client = self._client(client_id, now_s)
-        return self._retrieves.prepare(client, lookup_id, (group, shard), first, end, now_s)
+        return self._retrieves.prepare(self._client(client_id, now_s), lookup_id, (group, shard), first, end, now_s)
 
     def begin_read(  # noqa: PLR0913, PLR0917 - as prepare_store
         self,

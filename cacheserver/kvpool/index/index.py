@@ -87,13 +87,13 @@ class Index:
         """Make written slots readable."""
         self.slots.commit(slots)
         self.chunks += len(slots)
-        self._note(slots, stored=True)
+        self.journal.note(self.slots, slots, stored=True)
 
     def condemn(self, slots: SlotArray) -> None:
         """Take *slots* out of the index for ever; each is free once its last holder went."""
         written = self.slots.phase[slots] == WRITING
         self.slots.condemn(slots)
-        self._note(slots[~written], stored=False)
+        self.journal.note(self.slots, slots[~written], stored=False)
         self._forget_keys(slots)
         self.chunks -= len(slots) - int(np.count_nonzero(written))
         self.lapsed_bytes += int(self.bytes_of(slots[written]).sum())
@@ -240,13 +240,6 @@ class Index:
     def _enter(self, op: Op, slots: SlotArray, table: KeyTable, keys: list[bytes]) -> None:
         self.slots.take(op, slots, table.number, keys)
         table.slots.update(zip(keys, slots.tolist(), strict=True))
-
-    def _note(self, slots: SlotArray, *, stored: bool) -> None:
-        """Tell who watches."""
-        if self.journal.watched and len(slots):
-            numbers = self.slots.table[slots]
-            for number in self.journal.watched.intersection(numbers.tolist()):
-                self.journal.note(number, self.slots.key[slots[numbers == number]].tolist(), stored=stored)
 
     def _forget_keys(self, slots: SlotArray) -> None:
         numbers = self.slots.table[slots]

@@ -5,6 +5,9 @@ from collections import deque
 from itertools import islice
 from typing import Final, NamedTuple
 
+from kvpool.index.slots import SlotTable
+from kvpool.model.slots import SlotArray
+
 __all__ = ["Entry", "Journal"]
 
 KEPT: Final = 1 << 16
@@ -37,10 +40,15 @@ class Journal:
         if not tables:
             self._entries.clear()
 
-    def note(self, table: int, digests: list[bytes], *, stored: bool) -> None:
-        """Chunks of a watched table came or went."""
-        self._entries.extend(Entry(table, digest, stored) for digest in digests)
-        self.sequence += len(digests)
+    def note(self, rows: SlotTable, slots: SlotArray, *, stored: bool) -> None:
+        """The chunks in *slots* came or went."""
+        if not self.watched or not len(slots):
+            return
+        numbers = rows.table[slots]
+        for number in self.watched.intersection(numbers.tolist()):
+            digests = rows.key[slots[numbers == number]].tolist()
+            self._entries.extend(Entry(number, digest, stored) for digest in digests)
+            self.sequence += len(digests)
 
     def since(self, sequence: int) -> list[Entry] | None:
         """Return all entries after *sequence*; None if some of them are not kept any more, or never were."""
