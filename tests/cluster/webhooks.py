@@ -143,7 +143,7 @@ class Balancer:
         self.connections += 1
         self._open.add(writer)
         ready, self._turn = self.ready, self._turn + 1
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, asyncio.CancelledError):  # the stream's own callback cannot bear the latter
             if ready:
                 there, back = await asyncio.open_connection("127.0.0.1", ready[self._turn % len(ready)].port)
                 self._open.add(back)
