@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole thing on a laptop, in acts: what a shared prefix saves, then the operator on a control plane.
+"""The whole thing on a laptop, in acts: a shared prefix, the operator on a control plane, real pods.
 
     python -m tools.demo [--only ACT]
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from tools import demo_cache, demo_cluster
+from tools import demo_cache, demo_cluster, demo_nodes
 from tools.demo_act import ActSkipped
 
 from kvpool.cli.errors import CommandError
@@ -41,6 +41,7 @@ class Act:
 ACTS: Final = (
     Act("cache", "a prompt's prefix, computed once", lambda o: demo_cache.play(o.out, o.tokens)),
     Act("cluster", "the operator on a control plane", lambda o: demo_cluster.play(o.out)),
+    Act("nodes", "real pods on two real nodes", lambda o: demo_nodes.play(o.out)),
 )
 
 
