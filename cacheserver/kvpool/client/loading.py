@@ -154,7 +154,8 @@ class Loading:
         except CacheError as e:
             log.debug("load of %s stopped: %s", job.request_id, e)
             return
-        self._written[[chunk for chunk in chunks if chunk not in lost]] = True
+        self._written[chunks] = True
+        self._written[[*lost]] = False
 
     def _scatter(self, chunk: int, data: memoryview) -> None:
         """Put one chunk into its blocks, unless its checksum or the time is wrong."""

@@ -190,7 +190,8 @@ class Storing:
             self._move = move
             if not self._cancelled:
                 lost = ring.store(move, self._copying.ends_s)
-                self._complete[[chunk for chunk in chunks if chunk not in lost]] = 1
+                self._complete[chunks] = 1
+                self._complete[[*lost]] = 0
         except CacheError as e:
             log.debug("store of %s stopped: %s", job.request_id, e)
         finally:

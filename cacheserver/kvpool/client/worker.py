@@ -4,6 +4,7 @@
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,9 @@ from kvpool.model.layout import NOWHERE
 __all__ = ["WorkerAdapter"]
 
 log = logging.getLogger("kvpool.client")
+
+_MOST_BLOCKS: Final = 1 << 26
+"""More blocks than any engine has."""
 
 
 class WorkerAdapter:
@@ -174,4 +178,10 @@ def _plain(block_ids: NDArray[np.int64], skip: int = 0) -> bool:
         return False
     used = block_ids.reshape(-1)[max(0, skip) :]
     used = used[used != NOWHERE]
-    return bool((used >= 0).all()) and len(np.unique(used)) == len(used)
+    if not len(used):
+        return True
+    if used.min() < 0 or used.max() > _MOST_BLOCKS:
+        return False
+    marks = np.zeros(int(used.max()) + 1, dtype=np.bool_)
+    marks[used] = True
+    return int(np.count_nonzero(marks)) == len(used)

@@ -85,7 +85,8 @@ class JoinedEngineRing:
         chunks, whole = work.block_ids.shape
         skip = np.clip(work.skip_blocks - np.arange(chunks) * whole, 0, whole)
         wanted = np.full(work.block_ids.shape, NOWHERE, dtype=np.int64)
-        wanted[list(work.chunks)] = work.block_ids[list(work.chunks)]
+        numbers = np.asarray(work.chunks, dtype=np.int64)
+        wanted[numbers] = work.block_ids[numbers]
         ids = slot_ids(wanted, self._layouts[work.group].blocks, null_block=NOWHERE, skip=skip)
         return RingJob(
             group=work.group, grant=work.grant, ids=ids, chunks=work.chunks, after=work.after, read=work.read

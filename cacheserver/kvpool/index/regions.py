@@ -111,7 +111,8 @@ class Regions:
         parts = []
         while count and pool and pool.open:
             region = pool.open[-1]
-            part = region.take(min(count, region.top))
+            # In order: chunks that lie one behind the other are copied at once.
+            part = np.sort(region.take(min(count, region.top)))
             if not region.top:
                 pool.open.pop()
             parts.append(part + np.int64(region.number * self.stride))

@@ -143,6 +143,13 @@ def turns_of(chunks: Sequence[int], parts: Sequence[Part], slot_bytes: int) -> I
         yield Turn(first, tuple(chunks[first : first + step]), parts[0])
 
 
+def _twice(ids: NDArray[np.int64], blocks: int) -> bool:
+    """True if an id occurs twice; all are in [0, *blocks*). A mark for each block is quicker than sorting."""
+    marks = np.zeros(blocks, dtype=np.bool_)
+    marks[ids] = True
+    return int(np.count_nonzero(marks)) != ids.size
+
+
 def slot_ids(
     block_ids: NDArray[np.int64], blocks: int, *, null_block: int | None = None, skip: NDArray[np.int64] | None = None
 ) -> NDArray[np.int64]:
@@ -168,7 +175,7 @@ def slot_ids(
     used = ids[~untouched]
     if used.size and not (used.min() >= 0 and used.max() < blocks):
         raise IndexError(f"blocks {used[(used < 0) | (used >= blocks)][:8].tolist()} are not in [0, {blocks})")
-    if np.unique(used).size != used.size:
+    if _twice(used, blocks):
         numbers, counts = np.unique(used, return_counts=True)
         raise ValueError(f"blocks {numbers[counts > 1][:8].tolist()} are named twice")
     ids[untouched] = NOWHERE

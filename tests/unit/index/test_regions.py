@@ -14,7 +14,7 @@ def test_opens_and_takes_lowest_positions_first() -> None:
     made = regions()
     made.open(1, SMALL)
 
-    assert made.take(SMALL, 3).tolist() == [10, 9, 8]
+    assert made.take(SMALL, 3).tolist() == [8, 9, 10]
     assert (made.slots, made.slots_used, made.used_bytes, made.cut_bytes) == (8, 3, 12, 32)
     assert made.owner == [None, "t", None]
 

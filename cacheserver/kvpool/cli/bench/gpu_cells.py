@@ -5,6 +5,7 @@ import os
 import statistics
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,7 @@ from kvpool.cli.bench.results import Cell, spread
 from kvpool.cli.errors import Failure
 from kvpool.config import ClientConfig
 from kvpool.model.identity import Mode
+from kvpool.transfer.plan import Turn
 
 __all__ = ["WAYS", "Rig", "first_byte", "modes", "moving", "sizes", "warm"]
 
@@ -167,29 +169,39 @@ def sizes(rig: Rig, run: int, tokens: int) -> list[Cell]:
 
 
 def first_byte(rig: Rig, run: int) -> list[Cell]:
-    """From the client's call of a store of the whole job to the launch of its first kernel."""
+    """From the client's call to the first kernel of a store, and to the first question to the mover of a load."""
+    samples: dict[str, list[float]] = {"store": [], "load": []}
     with _engine(rig, run) as engine:
         known, compared = _checked(engine)
         assert engine.ring is not None
         device = engine.ring.offer.device
-        launched: list[float] = []
-        real = device.launch
+        began: list[float] = []
+        real = device.turns
 
-        def launch(*arguments: object) -> None:
-            launched.append(time.monotonic())
-            real(*arguments)  # type: ignore[arg-type]
+        def turns(group: int, chunks: Sequence[int]) -> Iterator[Turn]:
+            began.append(time.monotonic())
+            return real(group, chunks)
 
-        device.launch = launch  # type: ignore[method-assign, assignment]
-        samples = []
+        device.turns = turns  # type: ignore[method-assign]
         for _ in range(_ROUNDS):
-            launched.clear()
-            began_s = time.monotonic()
-            engine.store(Request(known.chunks))
+            fresh = Request(known.chunks)
+            called_s = time.monotonic()
+            engine.store(fresh)
             engine.ended()
-            samples.append(1e3 * (launched[0] - began_s))
+            samples["store"].append(1e3 * (began[-1] - called_s))
+            answer = engine.found(fresh)
+            called_s = time.monotonic()
+            engine.load(fresh, answer)
+            engine.ended()
+            samples["load"].append(1e3 * (began[-1] - called_s))
     tokens = known.chunks * rig.chunk_tokens
-    made = _cell("first-byte", f"from the call of a store of {tokens} tokens to its first kernel", "ms", 0.0, {})
-    return [replace(made, value=spread(samples).p50, spread=spread(samples), compared_bytes=compared)]
+    cells = []
+    for way, values in samples.items():
+        made = _cell(
+            f"first-byte-{way}", f"from the call of a {way} of {tokens} tokens to its first move", "ms", 0.0, {}
+        )
+        cells.append(replace(made, value=spread(values).p50, spread=spread(values), compared_bytes=compared))
+    return cells
 
 
 def modes(rig: Rig, run: int) -> list[Cell]:
