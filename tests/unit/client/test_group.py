@@ -96,6 +96,16 @@ def test_each_stage_is_asked_under_an_id_of_its_own() -> None:
     assert ids == [lookup_id_of(answer.lookup_id, stage) for stage in range(2)]
 
 
+def test_a_models_chunks_are_dropped_at_all_servers_also_what_is_held() -> None:
+    links = [ScriptedLink(3), ScriptedLink(3)]
+    group = GroupScheduler([Member("a", links[0], (0,)), Member("b", links[1], (1,))], CONFIG)
+
+    calls = group.clear("m")
+
+    assert [link.of(m.Clear) for link in links] == [[m.Clear(model="m", forced=True)]] * 2
+    assert len(calls) == 2
+
+
 @pytest.mark.behaviour("R111", "R113")
 def test_all_servers_are_asked_at_once_each_for_its_shards_under_one_id() -> None:
     links = [ScriptedLink(3, delay=5) for _ in range(3)]
