@@ -35,7 +35,7 @@ GROUPS = (
     GroupSpec(kind=GroupKind.WINDOW, shard_bytes=4096, window_tokens=512),
     GroupSpec(kind=GroupKind.STATE, shard_bytes=8192),
 )
-LIMITS = m.Limits(frame_bytes=4 << 20, chunks=8192, in_flight=256, bulk_window=4)
+LIMITS = m.Limits(frame_bytes=4 << 20, chunks=8192, in_flight=256, bulk_window=4, bulk_frames=64)
 
 RING = m.RingFacts(device=ID, handle=ID * 4, slot_bytes=1 << 25, slots=4, generation=2)
 

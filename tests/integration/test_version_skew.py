@@ -55,7 +55,7 @@ def client(path: Path, what: str, address: str, mode: str = "streamed", seed: in
 @pytest.mark.parametrize("release", [NOW, BEFORE])
 def test_clients_of_both_releases_share_a_server_of_either(tmp_path, code, release):
     with ServerProcess(tmp_path, code=code[release]) as server:
-        until(lambda: not listening_problem(server.address))
+        until(lambda: not listening_problem(server.address), 30)
         for seed, (writer, reader, mode) in enumerate([(NOW, BEFORE, "client-moved"), (BEFORE, NOW, "streamed")]):
             client(code[writer], "store", server.address, mode, seed)
             said, _ = client(code[reader], "load", server.address, mode, seed)
@@ -67,10 +67,10 @@ def test_clients_of_both_releases_share_a_server_of_either(tmp_path, code, relea
 def test_a_cache_outlives_an_update_and_a_rollback(tmp_path, code, first, second):
     before = ServerProcess(tmp_path, code=code[first])
     with before:
-        until(lambda: not listening_problem(before.address))
+        until(lambda: not listening_problem(before.address), 30)
         client(code[first], "store", before.address)
     with ServerProcess(tmp_path, code=code[second]) as after:
-        until(lambda: not listening_problem(after.address))
+        until(lambda: not listening_problem(after.address), 30)
         said, _ = client(code[second], "load", after.address)
 
     assert said["compared"] == ALL_BYTES

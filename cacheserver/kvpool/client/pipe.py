@@ -11,7 +11,7 @@ from kvpool.client.call import Call, Frame
 from kvpool.client.socket import Connection
 from kvpool.model.errors import Busy, CacheError, DeadlineExceeded, Malformed, StaleBoot
 from kvpool.wire import codec
-from kvpool.wire.messages import AnyRequest, Envelope, Failed, Reply
+from kvpool.wire.messages import AnyRequest, Envelope, Failed, ReadChunk, Reply
 from kvpool.wire.versions import VERSION_MAX
 
 __all__ = ["Pipe"]
@@ -38,12 +38,16 @@ class Pipe:
     def __init__(self, connection: Connection, window: int, forget_s: float) -> None:
         self.connection = connection
         self.window = window
+        """Calls that may be unanswered, whatever their size."""
+        self.window_bytes = self.most = 0
+        """Calls may be more than the window, up to *most*, if together they have no more than these bytes."""
         self.boot_id = b""
         """The server's boot id; empty until the first reply."""
         self._forget_s = forget_s
         self._open: dict[int, AnyCall] = {}
         self._waiting: deque[int] = deque()
-        self._in_flight: set[int] = set()
+        self._in_flight: dict[int, int] = {}
+        """Serial to bytes."""
         # Numbers only: a call that ended must not keep its frames alive until its deadline.
         self._timers: list[tuple[float, int]] = []
 
@@ -60,9 +64,9 @@ class Pipe:
 
     def flush(self, now_s: float) -> None:
         """Send what waits, as far as the window goes."""
-        while self._waiting and len(self._in_flight) < self.window:
+        while self._waiting:
             serial = self._waiting[0]
-            if serial in self._open and not self._send(serial, now_s):
+            if serial in self._open and not (self._fits(serial) and self._send(serial, now_s)):
                 return
             self._waiting.popleft()
 
@@ -80,7 +84,7 @@ class Pipe:
             if self.boot_id not in (b"", envelope.boot_id):
                 raise StaleBoot("the server was restarted")
             self.boot_id = envelope.boot_id
-            self._in_flight.discard(envelope.request_id)
+            self._in_flight.pop(envelope.request_id, None)
             call = self._open.pop(envelope.request_id, None)
             yield _settle(call, reply, frames[2:]) if call is not None else None
 
@@ -94,7 +98,7 @@ class Pipe:
                 heapq.heappush(self._timers, (now_s + self._forget_s, serial))
             else:
                 del self._open[serial]
-                self._in_flight.discard(serial)
+                self._in_flight.pop(serial, None)
             call.fail(DeadlineExceeded(f"no answer to {type(call.request).__name__} in time"))
 
     def next_deadline_s(self) -> float | None:
@@ -128,8 +132,22 @@ class Pipe:
             return True
         if not self.connection.send([*head, *call.frames]):
             return False
-        self._in_flight.add(serial)
+        self._in_flight[serial] = _size(call)
         return True
+
+    def _fits(self, serial: int) -> bool:
+        under_way = len(self._in_flight)
+        if under_way < self.window:
+            return True
+        size = _size(self._open[serial])
+        return under_way < self.most and sum(self._in_flight.values()) + size <= self.window_bytes
+
+
+def _size(call: AnyCall) -> int:
+    """Return how many bytes a call brings or asks for."""
+    if isinstance(call.request, ReadChunk):
+        return call.request.length
+    return sum(len(frame) for frame in call.frames)
 
 
 def _settle(call: AnyCall, reply: Reply, frames: list[Frame]) -> CacheError | None:

@@ -113,9 +113,11 @@ class Session:
         self._silent_s = max(2 * welcome.heartbeat_s, self._config.request_s)
         self._beat_s = monotonic() + welcome.heartbeat_s
         self._plan_renewal(welcome.identity_expires_s)
-        self._control.window = max(1, welcome.limits.in_flight - welcome.limits.bulk_window - 1)
+        limits = welcome.limits
+        self._control.window = max(1, limits.in_flight - max(limits.bulk_window, limits.bulk_frames) - 1)
         if self.kind is ClientKind.WORKER:
             self._bulk = self._bulk_pipe(welcome)
+            self._bulk.most, self._bulk.window_bytes = limits.bulk_frames, limits.bulk_window * limits.frame_bytes
             self._exchange(AttachBulk(ticket=welcome.ticket), ends_s, self._bulk)
         if welcome.descriptor_socket and self._config.server.startswith("ipc://"):
             # The server's own path may be another mount of the same folder: ours is beside the socket that we reached.

@@ -143,5 +143,7 @@ def _pieces(length: int, limits: Limits) -> list[tuple[int, int]]:
 
 def _chunks_ahead(length: int, limits: Limits) -> int:
     """How many chunks keep all credits in use while one more is worked on."""
-    pieces = len(_pieces(length, limits)) or 1
-    return -(-limits.bulk_window // pieces) + 1
+    pieces = _pieces(length, limits) or [(0, 1)]
+    small = limits.bulk_window * limits.frame_bytes // (pieces[0][1] - pieces[0][0])
+    frames = max(limits.bulk_window, min(limits.bulk_frames, small))
+    return -(-frames // len(pieces)) + 1

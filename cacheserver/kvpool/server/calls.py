@@ -60,6 +60,9 @@ class Client:
     copies: int = 0
     """Bulk frames of it that a lane has."""
 
+    copied_bytes: int = 0
+    """Bytes of those."""
+
     unread: list[Unread] = field(default_factory=list)
     """Large replies to it that may still wait in this process."""
 

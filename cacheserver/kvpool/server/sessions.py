@@ -12,6 +12,7 @@ from kvpool._version import __version__
 from kvpool.model.errors import IdentityRefused, LayoutRefused, LimitExceeded, SelfTestFailed
 from kvpool.model.identity import Mode
 from kvpool.model.keys import self_test
+from kvpool.server.bulk import most_frames
 from kvpool.server.calls import Answer, Call, Client
 from kvpool.server.dispatch import Dispatcher, Place, Route
 from kvpool.server.identity import Authenticator, Identity
@@ -248,6 +249,7 @@ class SessionVerbs:
                 chunks=limits.chunks,
                 in_flight=limits.in_flight,
                 bulk_window=limits.bulk_window,
+                bulk_frames=most_frames(limits),
             ),
             heartbeat_s=leases.heartbeat_s,
             lookup_lease_s=leases.lookup_s,

@@ -75,8 +75,10 @@ class Sent(Enum):
 class Unread:
     """A large message on its way out: ``done`` once its bytes left this process (or its connection ended)."""
 
-    def __init__(self, tracker: zmq.MessageTracker) -> None:
+    def __init__(self, tracker: zmq.MessageTracker, size: int) -> None:
         self._tracker = tracker
+        self.size = size
+        """Its bytes."""
 
     @property
     def done(self) -> bool:
@@ -167,7 +169,7 @@ class Frontend:
         except zmq.ZMQError as e:
             return _why(e)
         assert tracker is not None
-        return Unread(tracker)
+        return Unread(tracker, len(large))
 
     def close(self) -> None:
         """Close all; replies under way have a moment to leave. Idempotent."""

@@ -18,6 +18,10 @@ class Limits(Struct, frozen=True, kw_only=True):
     chunks: int
     in_flight: int
     bulk_window: int
+    """Bulk frames of full size that may be under way."""
+
+    bulk_frames: int = 0
+    """Smaller ones may be more, up to this number and no more bytes than the window has; 0: they may not."""
 
 
 class Welcome(Reply, frozen=True, kw_only=True, tag="welcome"):

@@ -12,6 +12,7 @@ from kvpool.config import LeaseConfig, LimitConfig
 from kvpool.metrics.catalogue import series_key
 from kvpool.model.identity import GroupKind, GroupSpec, Mode, Role
 from kvpool.model.slots import Disposition
+from kvpool.server.bulk import most_frames
 from kvpool.wire import messages as m
 from kvpool.wire.codec import encode_request, placements_of
 
@@ -424,6 +425,7 @@ def test_welcome_tells_limits_lease_times_and_the_descriptor_socket(server):
         chunks=limits.chunks,
         in_flight=limits.in_flight,
         bulk_window=limits.bulk_window,
+        bulk_frames=most_frames(limits),
     )
     assert (welcome.lookup_lease_s, welcome.store_lease_s) == (leases.lookup_s, leases.store_s)
     assert welcome.heartbeat_s == leases.heartbeat_s

@@ -6,11 +6,13 @@ import threading
 
 import numpy as np
 import pytest
+from tests.fakes.clients import until
 from tests.fakes.running_server import running_server
 
 from kvpool.config import LimitConfig
 from kvpool.metrics.catalogue import series_key
 from kvpool.model.slots import Disposition
+from kvpool.server.bulk import most_frames
 from kvpool.wire import messages as m
 from kvpool.wire.codec import placements_of
 
@@ -117,6 +119,23 @@ def test_bytes_beyond_the_window_are_refused_and_may_be_sent_again(server, pair)
     assert isinstance(
         pair.bulk.ask(m.WriteChunk(store_id=store_id, chunk=chunk, offset=offset), bytes(PIECE))[0], m.Wrote
     )
+
+
+def test_small_frames_may_be_more_but_neither_too_many_nor_too_many_bytes(server, pair):
+    """With the lanes doing nothing."""
+    limits, held = server.config.limits, []
+    server.ask(lambda: setattr(server.server.parts.lanes, "submit", lambda _lane, copy: held.append(copy.size)))
+    store_id = os.urandom(16)
+    pair.control.ask(m.PrepareStore(request_id="s", store_id=store_id), os.urandom(32))
+    small = 1024
+
+    for number in range(most_frames(limits)):
+        pair.bulk.send(m.WriteChunk(store_id=store_id, chunk=0, offset=number * small), bytes(small))
+    until(lambda: server.ask(lambda: len(held)) == most_frames(limits))
+    assert most_frames(limits) > limits.bulk_window
+    pair.bulk.send(m.WriteChunk(store_id=store_id, chunk=0, offset=len(held) * small), bytes(small))
+
+    assert pair.bulk.receive()[1].code == "busy"
 
 
 class Later:

@@ -387,6 +387,22 @@ def test_no_more_requests_are_unanswered_than_the_server_allows(tmp_path, link_t
         assert link.state.healthy, "pings pass the window"
 
 
+@pytest.mark.parametrize(("length", "under_way"), [(1, 6), (20_000, 6), (40_000, 3), (1 << 16, 2)])
+def test_small_bulk_frames_may_be_more_than_the_window(tmp_path, link_to, length, under_way):
+    limits = m.Limits(frame_bytes=1 << 16, chunks=100, in_flight=30, bulk_window=2, bulk_frames=6)
+    with ScriptedServer(tmp_path, limits=limits) as server:
+        link = link_to(server)
+        assert link.wait_healthy(5)
+        server.hold(m.ReadChunk, 1000)
+        read = m.ReadChunk(lookup_id=bytes(16), chunk=0, offset=0, length=length)
+        calls = [link.submit(read, deadline_s=10, bulk=True) for _ in range(20)]
+        server.wait_seen(m.ReadChunk, under_way)
+        server.wait_seen(m.Ping, len(server.of(m.Ping)) + 2)
+
+        assert len(server.of(m.ReadChunk)) == under_way
+        assert not any(call.done() for call in calls)
+
+
 def test_the_queue_before_a_slow_server_is_bounded_and_submit_never_blocks(server, link):
     server.hold(m.Stats, 100)
     began_s = monotonic()
