@@ -12,7 +12,7 @@ import sys
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,13 @@ from tests.cluster.control_plane import ControlPlane, free_ports
 from tests.cluster.operators import Operator
 from tests.cluster.releases import Release
 
+from kvpool_operator import children
 from kvpool_operator.cluster import CHILDREN, NODES, PODS, POOLS, Cluster
+from kvpool_operator.desired.names import WIRED
 from kvpool_operator.errors import Conflict
+from kvpool_operator.keys import known_key
+from kvpool_operator.spec import parse_pool
+from kvpool_operator.wiring import wiring_mark
 
 __all__ = ["Outcome", "Phase", "Scale", "Size", "play", "scale"]
 
@@ -149,17 +154,28 @@ class Scale:
                 return
 
     def make_clients(self) -> None:
-        """Pods that opted in: each node's share in the namespace of its group's pool, on their nodes from the start."""
-        self._many([self._client(i) for i in range(self.size.clients)])
+        """Pods that opted in, wired: each node's share in the namespace of its group's pool, on their nodes at once."""
+        marks = {pool: self.api(self._mark(pool)) for pool in self.pools() if pool != ALL}
+        self._many([self._client(i, marks) for i in range(self.size.clients)])
 
-    async def _client(self, number: int) -> None:
+    async def _mark(self, name: str) -> str:
+        """What admission would mark pods with that it has wired to the pool as it is now."""
+        pool = parse_pool(await self.api.cluster.get(POOLS, name, name))
+        live = await children.find(self.api.cluster, pool)
+        return wiring_mark(pool, known_key(live.values()), name)
+
+    async def _client(self, number: int, marks: Mapping[str, str]) -> None:
         node = number % self.size.nodes
         pool = f"p{node // self.size.nodes_each:02}"
         environment = [{"name": f"SETTING_{i}", "value": "as long as such values are" * 2} for i in range(20)]
         body = {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": f"engine-{number:05}", "labels": {"kvpool.dev/pool": pool, "app": "engine"}},
+            "metadata": {
+                "name": f"engine-{number:05}",
+                "labels": {"kvpool.dev/pool": pool, "app": "engine"},
+                "annotations": {WIRED: marks[pool]},
+            },
             "spec": {
                 "nodeName": f"n{node:04}",
                 "containers": [{"name": "engine", "image": "engine", "args": ["serve"], "env": environment}],
@@ -174,8 +190,8 @@ class Scale:
             found = 0
             for pool in await self.api.cluster.list(POOLS):
                 conditions = {c["type"]: c for c in pool.get("status", {}).get("conditions", ())}
-                message = conditions.get("ClientsWired", {}).get("message", "")
-                found += int(message.split()[0]) if message[:1].isdigit() else 0
+                wired = conditions.get("ClientsWired", {"status": "Unknown"})
+                found += int(wired["message"].split()[0]) if wired["status"] == "True" else 0
             self.look()
             return found == self.size.clients
 
