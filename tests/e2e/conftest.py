@@ -15,6 +15,7 @@ from tests.e2e.existing import ExistingCluster
 from tests.e2e.kube import Kube
 from tests.e2e.local import COLLECTED, LocalCluster, archives, why_not
 from tests.engine.conftest import engine_python, small_model
+from tests.engine.harness import PATIENCE
 from tools.chart import CHART
 
 __all__ = ["engine_python", "small_model"]
@@ -27,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.e2e)
-            item.add_marker(pytest.mark.timeout(600))
+            item.add_marker(pytest.mark.timeout(600 * PATIENCE))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.e2e.kube import Kube, Object
-from tests.engine.harness import MIB, PATIENCE, engine_environ
+from tests.engine.harness import MIB, engine_environ
 from tools import node_images
 
 __all__ = ["PORT", "Engine", "claims", "engine_pod", "prompt"]
 
 PORT = 8000
 ENVIRONMENT, MODEL = "/opt/vllm", "/opt/model"
-START_S = 180.0 * PATIENCE
+START_S = 180.0
 
 
 def claims(namespace: str, python: Path, model: Path) -> list[Object]:

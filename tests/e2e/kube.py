@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tests.cluster.processes import wait_for
+from tests.engine.harness import PATIENCE
 
 __all__ = ["Kube", "Kubectl", "Object", "write_state"]
 
@@ -39,6 +40,15 @@ def write_state(kubectl: Kubectl, target: Path) -> None:
         with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):
             text = kubectl("get", what, "--all-namespaces", "-o", "yaml")
             (target / f"{what.partition(',')[0]}.yaml").write_text(text)
+    with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):
+        for pod in json.loads(kubectl("get", "pods", "--all-namespaces", "-o", "json"))["items"]:
+            _write_log(kubectl, pod["metadata"], target)
+
+
+def _write_log(kubectl: Kubectl, pod: Object, target: Path) -> None:
+    where = ("--namespace", pod["namespace"], "--all-containers", "--tail=1000")
+    with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):
+        (target / f"{pod['namespace']}-{pod['name']}.log").write_text(kubectl("logs", pod["name"], *where))
 
 
 class Kube:
@@ -92,7 +102,7 @@ class Kube:
                 return False
             return bool(found[0])
 
-        wait_for(what, ask, deadline_s, interval_s=0.3)
+        wait_for(what, ask, deadline_s * PATIENCE, interval_s=0.3)
         return found[0]
 
     def condition(self, kind: str, name: str, namespace: str, wanted: str, status: str = "True") -> bool:

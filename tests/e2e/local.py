@@ -169,8 +169,6 @@ class LocalCluster(ExistingCluster):
         target.mkdir(parents=True, exist_ok=True)
         for run in (self.folder, self.control_plane.folder):
             shutil.copytree(run / "logs", target / "programs", dirs_exist_ok=True)
-        for node in self.nodes:
-            shutil.copytree(node.machine.folder / "log" / "pods", target / node.place.name, dirs_exist_ok=True)
         write_state(self.kubectl, target)
 
 

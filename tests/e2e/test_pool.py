@@ -19,7 +19,7 @@ def servers(kube: Kube) -> Iterator[Servers]:
     made = Servers(kube, namespace)
     made.wait_ready()
     yield made
-    kube.delete("kvp", "main", namespace)
+    kube.delete("namespace", namespace, "", "--wait=false")
 
 
 def test_the_operator_runs_from_its_image_where_the_restricted_level_is_enforced(kube: Kube, nodes: list[str]) -> None:

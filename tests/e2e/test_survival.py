@@ -44,7 +44,7 @@ def test_what_was_stored_outlives_kills_upgrades_and_drains_and_engines_outlive_
     assert (other.complete(prompt(1)), cached) == ((tokens, 0), 0)
     for node in nodes:
         servers.wait_chunks(node, 2)
-        servers.wait_clients(node, 1, "client_moved")
+        servers.wait_clients(node, 1, "client-moved")
 
     kill(kube, kept, nodes[0])
     hits_again(kube, first, tokens, 1, "a kill")
@@ -75,7 +75,7 @@ def kill(kube: Kube, kept: Story, node: str) -> None:
 def upgrade(kube: Kube, kept: Story) -> None:
     """Change the pods of all servers; the operator replaces them one after the other."""
     before = {n: p["metadata"]["uid"] for n, p in kept.servers.pods().items()}
-    patch = '{"spec":{"env":[{"name":"KVPOOL_E2E","value":"another"}]}}'
+    patch = '{"spec":{"env":[{"name":"E2E_ROUND","value":"another"}]}}'
     kube.kubectl("patch", "kvp", "main", "--namespace", kept.namespace, "--type=merge", f"--patch={patch}")
 
     def replaced() -> bool:
