@@ -426,7 +426,8 @@ def serving(model: Path, **options: object) -> list[str]:
     } | options
     words = []
     for name, value in values.items():
-        words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+        words += [f"--{name}"]
+        words += [] if value is True else map(str, value) if isinstance(value, list) else [str(value)]
     return words
 
 
@@ -438,11 +439,12 @@ class HttpEngine:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
+        threads = options.pop("threads", "0-1")
         if transfer:
             options["kv-transfer-config"] = json.dumps(transfer)
         command = [str(python), "-m", "vllm.entrypoints.openai.api_server"]
         command += serving(model, host="127.0.0.1", port=port, **options)
-        self._group = Group(command, engine_environ(), folder / f"http-{port}.log")
+        self._group = Group(command, engine_environ(str(threads)), folder / f"http-{port}.log")
 
     def ready(self) -> "HttpEngine":
         def answers() -> bool:
@@ -459,10 +461,10 @@ class HttpEngine:
         with urllib.request.urlopen(self.url + path, timeout=ANSWER_S) as answer:
             return answer.read().decode()
 
-    def post(self, path: str, body: dict | None = None) -> dict:
+    def post(self, path: str, body: dict | None = None, headers: dict[str, str] | None = None) -> dict:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(
-            self.url + path, data or b"", {"Content-Type": "application/json"}, method="POST"
+            self.url + path, data or b"", {"Content-Type": "application/json"} | (headers or {}), method="POST"
         )
         with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
             text = answer.read()
@@ -473,10 +475,18 @@ class HttpEngine:
         lines = [line for line in self.get("/metrics").splitlines() if line.split("{")[0].split(" ")[0] == name]
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
-    def complete(self, ids: list[int], max_tokens: int = 8, **fields: object) -> dict:
-        """Answer one prompt; returns the tokens, how many of the prompt were cached, and the whole answer."""
+    def complete(self, ids: list[int], max_tokens: int = 8, *, replica: int | None = None, **fields: object) -> dict:
+        """Answer one prompt; returns the tokens, how many of the prompt were cached, and the whole answer.
+
+        Args:
+            ids: the prompt.
+            max_tokens: how many tokens the answer has.
+            replica: which data parallel replica answers.
+            fields: of the request's body.
+        """
         body = {"model": "tiny", "prompt": ids, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
-        answer = self.post("/v1/completions", body | {"return_token_ids": True} | fields)
+        headers = {} if replica is None else {"X-data-parallel-rank": str(replica)}
+        answer = self.post("/v1/completions", body | {"return_token_ids": True} | fields, headers)
         details = answer["usage"]["prompt_tokens_details"] or {}
         cached = details.get("cached_tokens") or 0
         return {"tokens": answer["choices"][0]["token_ids"], "cached": cached, "answer": answer}

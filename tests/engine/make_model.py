@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make a small model with random weights and a tokenizer, in the engine's environment.
 
-    python make_model.py FOLDER {small|large|window|state|latent}
+    python make_model.py FOLDER {small|large|window|state|latent|adapter-NAME}
 
 A model as a library initialises it repeats one token for ever, and cannot show that its cache was wrong. With these
 scales the greedy tokens of a prompt are nearly all distinct and depend on every layer.
 """
 
+import json
 import sys
+import zlib
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     DeepseekV2Config,
@@ -153,6 +156,22 @@ def latent() -> PreTrainedModel:
     )
 
 
+def make_adapter(folder: Path, name: str) -> None:
+    """A low-rank adapter of the small model; another one for each name, loud enough to change every token."""
+    layers, width, heads, key_heads, *_ = SIZES["small"]
+    torch.manual_seed(zlib.crc32(name.encode()))
+    weights = {}
+    for layer in range(layers):
+        for part, rows in (("q_proj", width), ("v_proj", width // heads * key_heads)):
+            place = f"base_model.model.model.layers.{layer}.self_attn.{part}"
+            weights[f"{place}.lora_A.weight"] = torch.randn(8, width) / width**0.5
+            weights[f"{place}.lora_B.weight"] = torch.randn(rows, 8)
+    folder.mkdir(parents=True)
+    save_file(weights, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"], "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+
+
 def make_tokenizer(folder: Path) -> None:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -171,5 +190,8 @@ def make_tokenizer(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    make_model(Path(sys.argv[1]), sys.argv[2])
-    make_tokenizer(Path(sys.argv[1]))
+    if sys.argv[2].startswith("adapter-"):
+        make_adapter(Path(sys.argv[1]), sys.argv[2])
+    else:
+        make_model(Path(sys.argv[1]), sys.argv[2])
+        make_tokenizer(Path(sys.argv[1]))
