@@ -35,6 +35,11 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"l1": {**L1, "highWatermark": 50, "lowWatermark": 51}},
     ),
     (
+        "quotas: l1Percent",
+        {"tenants": {"quotas": [{"tenant": "a", "l1Percent": 60}, {"tenant": "b", "l1Percent": 40}]}},
+        {"tenants": {"quotas": [{"tenant": "a", "l1Percent": 60}, {"tenant": "b", "l1Percent": 41}]}},
+    ),
+    (
         "runtimeClassName: only",
         {"gpuAccess": {"mode": "RuntimeClass", "runtimeClassName": "x"}},
         {"gpuAccess": {"mode": "NRI", "runtimeClassName": "x"}},
@@ -163,7 +168,7 @@ def numbered(node: dict[str, Any], number: int) -> Any:
     """Items of a list, different where a list's keys or values must be."""
     item = example(node)
     if isinstance(item, dict):
-        for key in ("name", "namespace", "key"):
+        for key in ("name", "namespace", "key", "tenant"):
             if key in item:
                 item[key] = f"a{number}"
         return {**item, "operator": "Exists"} if "operator" in node["properties"] else item

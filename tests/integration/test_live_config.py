@@ -126,6 +126,28 @@ def test_watermarks_change_what_the_background_evicts(live: Live) -> None:
     until(lambda: live.status()["l1_used_bytes"] <= 4 * MIB, 20)
 
 
+def test_a_tenant_gets_a_share_of_its_own_while_the_server_runs(live: Live) -> None:
+    with FakeEngine(live.process.address, Mode.STREAMED) as engine:
+        engine.healthy()
+        engine.blocks.fill(1)
+        for n in range(14):
+            engine.store(digests(16, str(n)))
+        until(lambda: live.status()["l1_used_bytes"] >= 26 * MIB, 20)
+
+        live.change(quotas={"default": 0.25})
+
+        # Its chunks lie in what is everybody's now; room of its own comes from the rest.
+        until(lambda: live.status()["restart_needed"] == [] and "config.followed" in live.process.log, 20)
+        mine = digests(16, "mine")
+        engine.store(mine)
+        assert engine.load(engine.lookup(mine), 128) == frozenset()
+        live.change(quotas={"somebody else": 1.0})
+        until(lambda: live.process.log.count("config.followed") == 2, 20)
+        until(lambda: live.status()["l1_used_bytes"] == 0, 30)
+        live.change(quotas={"a": 0.6, "b": 0.6})
+        assert "l1.quotas" in until(lambda: live.status()["config_refused"], 20)
+
+
 def test_what_cannot_be_followed_is_said_and_the_server_goes_on(live: Live) -> None:
     live.change(size_bytes=256 * MIB)
     assert "more than this server can have" in until(lambda: live.status()["config_refused"], 20)

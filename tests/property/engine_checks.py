@@ -83,6 +83,8 @@ def check_regions(core: Core) -> None:
         assert not phase[number * regions.stride : (number + 1) * regions.stride].any()
     apart = [*regions.empty, *regions.retired, *(r.number for r in regions)]
     assert sorted(apart) == list(range(len(regions.owner))), "each region is empty, retired or cut"
+    held = Counter(r.cls.holder for r in regions if r.number not in regions.leaving)
+    assert all(regions.held_by(holder) == held[holder] for holder in {*held, *core.index.shares.holders()})
     for number in regions.retired:
         assert not phase[number * regions.stride : (number + 1) * regions.stride].any()
     assert all(r.draining_since_s is not None for r in regions if r.number in regions.leaving)

@@ -536,6 +536,12 @@ class Machine:
         self.arena.usable = regions
         self.sure.clear()
 
+    def op_quotas(self) -> None:
+        """Somebody gives tenants shares, or takes them away."""
+        shares = self.random.choice(({}, {"a": 0.5}, {"a": 0.3, "b": 0.3}, {"b": 1.0}))
+        self.engine.room.set_quotas(shares)
+        self.sure.clear()
+
     def op_crash(self) -> None:
         """The server dies; its own copies and fetches with it. Clients live on with what they were told."""
         for proc in self.procs:
@@ -613,6 +619,7 @@ WEIGHTS = {
     "op_tier": 60,
     "op_clear": 3,
     "op_resize": 3,
+    "op_quotas": 3,
     "op_crash": 1,
 }
 """How often each operation comes, relative to the others."""

@@ -131,6 +131,10 @@ class L1Config(Section, frozen=True, kw_only=True):
     evict_to: Annotated[
         float, Meta(gt=0, le=1, description="Share of slots in use that the background evicts down to.")
     ] = 0.94
+    quotas: Annotated[
+        dict[str, Annotated[float, Meta(gt=0, le=1)]],
+        Meta(description="Tenant to the share of L1 that it has for itself; all others share the rest."),
+    ] = {}
     policy: Annotated[Literal["lru"], Meta(description="Eviction policy.")] = "lru"
     verify_loads: Annotated[float, Meta(ge=0, le=1, description="Share of loads whose checksums are verified.")] = 0.01
 

@@ -30,6 +30,7 @@ CLIENT_ENV_PREFIX: Final = "KVPOOL_CLIENT__"
 _SOCKET_PATH_BYTES: Final = 100
 """A Unix socket's path holds 107 bytes; the descriptor socket adds a suffix."""
 _SEGMENT_STEP: Final = 2 << 20
+_ROUNDING: Final = 1e-6
 _MOST_GROWTH: Final = 16
 """Segments are at most a 32nd of the largest size, so that the smallest one still has two."""
 _REFERENCE: Final = "docs/reference/configuration.md"
@@ -230,6 +231,10 @@ _SERVER_CHECKS: Final[tuple[_Check, ...]] = (
             f"l1.max_bytes: {c.l1.max_bytes} is more than {_MOST_GROWTH} times l1.size_bytes; lower it, since segments "
             "are cut for it"
         ),
+    ),
+    (
+        lambda c: sum(c.l1.quotas.values()) <= 1 + _ROUNDING,
+        lambda c: f"l1.quotas: {sum(c.l1.quotas.values()):.3f} in sum, at most 1; lower some of them",
     ),
     (
         lambda c: c.leases.client_silent_s >= 2 * c.leases.heartbeat_s,

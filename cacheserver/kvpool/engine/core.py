@@ -73,6 +73,7 @@ class Core:
         sessions = Sessions(config.limits.sessions, config.leases.session_idle_s, ended)
         freed = Tombstones(config.leases.tombstone_s, config.limits.leases)
         core = cls(config, arena, index, sizing, clients, sessions, freed, Orphans(arena.stride))
+        index.shares.quotas.set(config.l1.quotas)
         core.watermarks = config.l1.evict_above, config.l1.evict_to
         return core
 

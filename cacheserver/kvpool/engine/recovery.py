@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from kvpool.engine.core import Core
 from kvpool.engine.outcomes import Recovery
 from kvpool.engine.ports import RecoveredRegion
+from kvpool.index.quotas import EVERYBODY
 from kvpool.index.regions import SlotClass
 from kvpool.index.tables import KeyTable
 from kvpool.model.slots import SlotArray
@@ -34,7 +35,7 @@ def recover(core: Core) -> Recovery:
 
 def _adopt_region(core: Core, region: RecoveredRegion, found: _Found) -> None:
     """Take over one region with all of its slots held, and sort its readable ones by table."""
-    cls = SlotClass(region.slot_bytes, region.owner)
+    cls = SlotClass(region.slot_bytes, region.owner, _holder(core, region))
     stride = core.arena.stride
     core.index.regions.adopt(region.region, cls, np.concatenate((region.ready, region.writing)) % stride)
     core.index.seize(region.writing)
@@ -50,6 +51,13 @@ def _adopt_region(core: Core, region: RecoveredRegion, found: _Found) -> None:
         else:
             found.setdefault(core.index.scopes.table(scope, place[1], place[2]), []).append((slots, rows))
     _give_back(core, unknown)
+
+
+def _holder(core: Core, region: RecoveredRegion) -> str:
+    """Return whose share a region is: that of the one tenant whose chunks are in it, else everybody's."""
+    found = (core.index.scopes.get(digest) for digest in set(region.ready_rows["scope"].tolist()))
+    tenants = {scope.tenant for scope in found if scope is not None}
+    return core.index.shares.quotas.holder(tenants.pop()) if len(tenants) == 1 else EVERYBODY
 
 
 def _by_table(rows: NDArray[np.void]) -> dict[tuple[bytes, int, int], list[int]]:

@@ -101,7 +101,7 @@ class Stores:
             self._core.arena.begin(taken, chained_rows(rows, keys, fits, parent))
             slots[fits] = taken
             if len(taken) < len(missing):
-                dispositions[missing] = int(self._core.index.why_full())
+                dispositions[missing] = int(self._core.index.why_full(table.scope.tenant))
             dispositions[fits] = _WRITE
         return slots, dispositions
 

@@ -27,7 +27,8 @@ class Upkeep:
         self._lookups = lookups
         self._fetches = fetches
         self._proof_s = 0.0
-        self._evicting = False
+        self._evicting: set[str] = set()
+        """Holders of memory that are between their watermarks, on the way down."""
 
     def tick(self, now_s: float) -> None:
         """Do what is due."""
@@ -53,10 +54,13 @@ class Upkeep:
         return min((t for t in times_s if t is not None), default=None)
 
     def _evict(self) -> None:
-        """Evict a batch if more is used than the configured share, down to the lower one."""
+        """Evict a batch of each holder that uses more than the configured share, down to the lower one."""
         above, to = self._core.watermarks
-        excess = self._core.index.excess_slots(to if self._evicting else above)
-        if excess > 0 and not self._evicting:
-            excess = self._core.index.excess_slots(to)
-        batch = min(excess, _EVICT_BATCH)
-        self._evicting = batch > 0 and self._core.index.evict_coldest(batch) == batch
+        index = self._core.index
+        for holder in index.shares.holders():
+            excess = index.shares.excess_slots(to if holder in self._evicting else above, holder)
+            if excess > 0 and holder not in self._evicting:
+                excess = index.shares.excess_slots(to, holder)
+            batch = min(excess, _EVICT_BATCH)
+            going_on = batch > 0 and index.evict_coldest(batch, holder) == batch
+            (self._evicting.add if going_on else self._evicting.discard)(holder)

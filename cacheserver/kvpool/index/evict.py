@@ -56,9 +56,9 @@ class Evictor:
         """Look anew next time: victims that were found are not to be evicted after all."""
         self._queues.pop(cls, None)
 
-    def coldest(self, count: int) -> SlotArray:
-        """Return the *count* least valuable slots of all classes."""
-        return self._search(list(self._regions), count).slots[:count]
+    def coldest(self, count: int, holder: str) -> SlotArray:
+        """Return the *count* least valuable slots of all classes of a holder."""
+        return self._search([r for r in self._regions if r.cls.holder == holder], count).slots[:count]
 
     def evictable(self, region: Region) -> SlotArray:
         """Return the slots of a region that nobody holds."""

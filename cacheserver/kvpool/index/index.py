@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The index: which chunk lies in which slot, who holds it, and where the next one goes."""
 
-import math
 from collections import deque
 from collections.abc import Callable
 
@@ -12,7 +11,9 @@ from kvpool.index.evict import Evictor
 from kvpool.index.journal import Journal
 from kvpool.index.phases import LAPSED, WRITING, Op
 from kvpool.index.policy.port import Policy
+from kvpool.index.quotas import EVERYBODY
 from kvpool.index.regions import Region, Regions, SlotClass
+from kvpool.index.shares import Shares
 from kvpool.index.slots import SlotTable
 from kvpool.index.tables import KeyTable, Scopes
 from kvpool.model.errors import PoolFull
@@ -42,6 +43,7 @@ class Index:
         self.regions = regions
         self.scopes = Scopes()
         self.journal = Journal()
+        self.shares = Shares(regions)
         self.chunks = 0
         self.pinned_bytes = 0
         self.lapsed_bytes = 0
@@ -77,6 +79,7 @@ class Index:
 
         *parent* is the slot of the chunk before the first one, or -1.
         """
+        cls = cls._replace(holder=self.shares.quotas.holder(table.scope.tenant))
         slots = self._allocate(cls, len(keys), now_s)
         keys, ordinals = keys[: len(slots)], ordinals[: len(slots)]
         self._enter(Op.RESERVE, slots, table, keys)
@@ -138,9 +141,9 @@ class Index:
 
     # Making room
 
-    def evict_coldest(self, count: int) -> int:
-        """Evict the *count* least valuable chunks of all classes, or as many as nobody holds; returns how many."""
-        return self._evict(self._evictor.coldest(count))
+    def evict_coldest(self, count: int, holder: str = EVERYBODY) -> int:
+        """Evict the *count* least valuable chunks of a holder, or as many as nobody holds; returns how many."""
+        return self._evict(self._evictor.coldest(count, holder))
 
     def settle(self, now_s: float) -> None:
         """Go on draining: evict what was let go since, and let a region be that is held for too long."""
@@ -151,13 +154,14 @@ class Index:
             if since_s is not None and region.used and now_s - since_s >= self._drain_s and not patient:
                 self.regions.undrain(region)
 
-    def vacate(self, now_s: float) -> bool:
-        """Begin to empty the cheapest region, to be retired then; False if all are on their way."""
-        found = self._evictor.cheapest(lambda _: True)
+    def begin_to_empty(self, allowed: Callable[[Region], bool], now_s: float, *, retire: bool = False) -> bool:
+        """Begin to empty the cheapest allowed region, to be retired then or not; False if there is none."""
+        found = self._evictor.cheapest(allowed)
         if found is None:
             return False
         region = found[0]
-        self.regions.leaving.add(region.number)
+        if retire:
+            self.regions.leaving.add(region.number)
         self._evictor.forget(region.cls)
         self.regions.drain(region, now_s)
         self._evict(self._evictor.evictable(region))
@@ -167,15 +171,10 @@ class Index:
         """True if nothing outside can reach a region."""
         return self._reachable(number, SERVER_OWNED)
 
-    def excess_slots(self, share: float) -> int:
-        """Return how many slots must go until at most *share* of the memory is used; regions never cut are unused."""
-        regions = self.regions
-        room_bytes = regions.cut_bytes + len(regions.empty) * regions.region_bytes
-        excess_bytes = regions.used_bytes - share * room_bytes
-        return math.ceil(excess_bytes * regions.slots_used / regions.used_bytes) if excess_bytes > 0 else 0
-
-    def why_full(self) -> Disposition:
-        """Say why no slot could be freed: readers pin them, or only writers hold them."""
+    def why_full(self, tenant: str) -> Disposition:
+        """Say why no slot could be freed: the share is used up, readers pin them, or writers alone hold them."""
+        if self.shares.quotas and self.shares.used_up(self.shares.quotas.holder(tenant)):
+            return Disposition.QUOTA
         return Disposition.PINNED if self.pinned_bytes else Disposition.FULL
 
     def draining(self) -> int:
@@ -190,20 +189,37 @@ class Index:
 
     def _make_room(self, cls: SlotClass, count: int, now_s: float) -> bool:
         """Free at least one slot of a class in the cheapest way; False if everything is held."""
-        if self._open_empty(cls):
+        if self._open_empty(cls) or (self.shares.quotas and self._reclaim(cls, now_s)):
             return True
         own = self._evictor.victims(cls, count)
         if own.fresh or not len(own.slots):
             # Only then is the price of another class's region worth computing.
-            other = self._evictor.cheapest(lambda r: r.cls != cls and self._reachable(r.number, cls.owner))
+            other = self._evictor.cheapest(lambda r: self._convertible(r, cls))
             if other and not other[1] and other[2] < own.cost():
                 return self._convert(other[0], cls, now_s)
             if other and not len(own.slots) and own.fresh:
                 self._start_drain(other[0], now_s)
         return self._evict(own.slots) > 0 or not own.fresh
 
+    def _convertible(self, region: Region, cls: SlotClass) -> bool:
+        """True if a region of another class may become one of *cls*: within the same share, and out of reach."""
+        other = region.cls != cls and region.cls.holder == cls.holder
+        return other and self._reachable(region.number, cls.owner)
+
+    def _reclaim(self, cls: SlotClass, now_s: float) -> bool:
+        """Take a region from a holder that has more than its share, for one that has less."""
+        over = set() if self.shares.used_up(cls.holder) else self.shares.over()
+        found = self._evictor.cheapest(lambda r: r.cls.holder in over and self._reachable(r.number, cls.owner))
+        return found is not None and not found[1] and self._convert(found[0], cls, now_s)
+
     def _open_empty(self, cls: SlotClass) -> bool:
-        number = next((n for n in reversed(self.regions.empty) if self._reachable(n, cls.owner)), None)
+        if self.shares.used_up(cls.holder):
+            return False
+        empty, owners = self.regions.empty, self.regions.owner
+        # First what this owner's clients may have mapped anyway: nobody else can have it before they let go.
+        number = next((n for n in reversed(empty) if owners[n] == cls.owner), None)
+        if number is None:
+            number = next((n for n in reversed(empty) if self._reachable(n, cls.owner)), None)
         if number is None:
             return False
         try:

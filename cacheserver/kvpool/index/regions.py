@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which region serves which class of slots, and which of its slots are free."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -8,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvpool.index.quotas import EVERYBODY
 from kvpool.model.slots import SlotArray
 
 __all__ = ["Region", "Regions", "SlotClass"]
@@ -19,6 +21,9 @@ class SlotClass(NamedTuple):
     slot_bytes: int
     owner: str
     """Tenant whose clients may map the region, or ``SERVER_OWNED``."""
+
+    holder: str = EVERYBODY
+    """Whose share of the memory it is, see ``quotas``."""
 
 
 @dataclass(slots=True, eq=False)
@@ -80,6 +85,7 @@ class Regions:
         self.slots_used = 0
         self.used_bytes = 0
         self._format = fmt
+        self._held: Counter[str] = Counter()
         self._regions: list[Region | None] = [None] * count
         self._pools: dict[SlotClass, _Pool] = {}
 
@@ -159,8 +165,14 @@ class Regions:
         self.slot_bytes[region.number] = 0
         self.slots -= region.count
         self.cut_bytes -= region.count * region.cls.slot_bytes
+        self._held[region.cls.holder] -= 1
         (self.retired if region.number in self.leaving else self.empty).append(region.number)
         self.leaving.discard(region.number)
+
+    def held_by(self, holder: str) -> int:
+        """Return how many regions a holder has, without those that are to be retired."""
+        leaving = (self._regions[number] for number in self.leaving)
+        return self._held[holder] - sum(r is not None and r.cls.holder == holder for r in leaving)
 
     @property
     def usable(self) -> int:
@@ -184,6 +196,7 @@ class Regions:
         self._regions[number] = region
         self.slot_bytes[number] = cls.slot_bytes
         self.owner[number] = cls.owner
+        self._held[cls.holder] += 1
         self.slots += count
         self.cut_bytes += count * cls.slot_bytes
         self.empty.remove(number)

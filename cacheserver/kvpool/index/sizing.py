@@ -38,11 +38,18 @@ class Sizing:
         """Go on; begins to empty at most one region that holds something, so that the loop never waits long."""
         self._restore()
         self._retire(now_s)
+        self._enforce(now_s)
         for number in self.mapped():
             if self._index.may_change_owner(number):
                 self._give_back(number)
                 self._regions.owner[number] = None
                 self._gone.add(number)
+
+    def _enforce(self, now_s: float) -> None:
+        """Let whoever has more than its share give up a region, one at a time."""
+        over = self._index.shares.over() if not self._index.draining() else set()
+        if over:
+            self._index.begin_to_empty(lambda r: r.cls.holder in over, now_s)
 
     @property
     def excess(self) -> int:
@@ -78,4 +85,4 @@ class Sizing:
             free = (n for n in regions.empty if self._index.may_change_owner(n))
             regions.retire(next(free, regions.empty[0]))
         if regions.usable > self.wanted:
-            self._index.vacate(now_s)
+            self._index.begin_to_empty(lambda _: True, now_s, retire=True)

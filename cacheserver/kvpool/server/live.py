@@ -20,7 +20,7 @@ __all__ = ["LiveArena", "LiveConfig", "LiveState"]
 
 log = structlog.get_logger()
 
-_LIVE: Final = frozenset({"l1.size_bytes", "l1.evict_above", "l1.evict_to", "living_pools", "written_for"})
+_LIVE: Final = frozenset({"l1.size_bytes", "l1.evict_above", "l1.evict_to", "l1.quotas", "living_pools", "written_for"})
 
 
 class LiveArena(Protocol):
@@ -87,6 +87,7 @@ class LiveConfig:
         refused = self._resize(config)
         above, to = config.l1.evict_above, config.l1.evict_to
         self._room.set_watermarks(above, to)
+        self._room.set_quotas(config.l1.quotas)
         if config.living_pools is not None and config.living_pools != self._applied.living_pools:
             swept = self._arena.sweep(Living(config.living_pools, self._source.written_at))
             log.info("pools.swept", pools=swept)

@@ -66,6 +66,7 @@ def server_config(pool: Pool, facts: Facts) -> config.ServerConfig:
             size_bytes=int(spec.l1.size),
             evict_above=spec.l1.high_watermark / 100,
             evict_to=spec.l1.low_watermark / 100,
+            **_quotas(pool),
         ),
         http=config.HttpConfig(
             operations_host=_ANY_ADDRESS,
@@ -75,6 +76,11 @@ def server_config(pool: Pool, facts: Facts) -> config.ServerConfig:
         log=config.LogConfig(level=level),
         gpu=config.GpuConfig(required=True) if has_gpus(pool) else config.ServerConfig().gpu,
     )
+
+
+def _quotas(pool: Pool) -> dict[str, Any]:
+    shares = {q.tenant: q.l1_percent / 100 for q in pool.spec.tenants.quotas}
+    return {"quotas": shares} if shares else {}
 
 
 def _listen(pool: Pool) -> config.ListenConfig:
@@ -147,7 +153,7 @@ def client_config(pool: Pool, server_key: str, *, socket: bool | None = None) ->
 def config_hash(pool: Pool, facts: Facts) -> str:
     """Changes when servers must start anew: not for what they follow while they run (``kvpool.server.live``)."""
     config_of = server_config(pool, facts)
-    l1 = msgspec.structs.replace(config_of.l1, size_bytes=_ANY_SIZE, evict_above=1.0, evict_to=1.0)
+    l1 = msgspec.structs.replace(config_of.l1, size_bytes=_ANY_SIZE, evict_above=1.0, evict_to=1.0, quotas={})
     stable = msgspec.structs.replace(config_of, living_pools=None, written_for="", l1=l1)
     text = config.render(stable) + (facts.issuer_keys.encode() if serves_tcp(pool) else b"")
     return hashlib.sha256(text).hexdigest()[:16]

@@ -28,6 +28,7 @@ __all__ = [
     "Pool",
     "PoolSpec",
     "PullSecret",
+    "Quota",
     "ResourceList",
     "Resources",
     "Store",
@@ -120,6 +121,16 @@ class NamespaceTenant(Section, frozen=True, kw_only=True):
     tenant: Annotated[str, Meta(min_length=1, max_length=128)]
 
 
+class Quota(Section, frozen=True, kw_only=True):
+    """A part of L1 that one tenant has for itself."""
+
+    tenant: Annotated[str, Meta(min_length=1, max_length=128)]
+    l1_percent: Annotated[
+        int,
+        Meta(ge=1, le=100, description="Percent of each server's L1: at most that, and nobody else's stores take it."),
+    ]
+
+
 class Tenants(Section, frozen=True, kw_only=True):
     """Who shares chunks with whom. A namespace is its own tenant where nothing else is said."""
 
@@ -134,6 +145,22 @@ class Tenants(Section, frozen=True, kw_only=True):
             extra={"map_keys": ("namespace",)},
         ),
     ] = ()
+    quotas: Annotated[
+        tuple[Quota, ...],
+        Meta(
+            max_length=64,
+            description="Tenants with a part of L1 of their own; all others share the rest.",
+            extra={"map_keys": ("tenant",)},
+        ),
+    ] = ()
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "self.quotas.map(q, q.l1Percent).sum() <= 100",
+            "quotas: l1Percent must be at most 100 in sum",
+            ".quotas",
+        ),
+    )
 
 
 class GpuAccess(Section, frozen=True, kw_only=True):

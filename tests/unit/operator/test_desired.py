@@ -209,6 +209,14 @@ def test_what_servers_follow_while_they_run_replaces_no_pod(l1: dict[str, Any]) 
     )
 
 
+def test_quotas_of_tenants_replace_no_pod() -> None:
+    before = pool(l1={"size": "64Gi"})
+    changed = pool(l1={"size": "64Gi"}, tenants={"quotas": [{"tenant": "search", "l1Percent": 40}]})
+
+    assert made_from(changed, before) == made_from(before)
+    assert config_map.server_config(changed, facts()).l1.quotas == {"search": 0.4}
+
+
 def test_a_size_that_the_pods_have_no_memory_for_replaces_them() -> None:
     before = made_from(pool(l1={"size": "64Gi"}))
     after = made_from(pool(l1={"size": "65Gi"}), pool(l1={"size": "64Gi"}))
