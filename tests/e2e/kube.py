@@ -98,7 +98,7 @@ class Kube:
         def ask() -> bool:
             try:
                 found[0] = check()
-            except (AssertionError, KeyError):
+            except (AssertionError, KeyError, subprocess.TimeoutExpired):
                 return False
             return bool(found[0])
 
