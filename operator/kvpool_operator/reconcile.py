@@ -196,11 +196,11 @@ class Reconciler:
             gpu_mode=str(mode),
             server_key=facts.server_key if config_map.serves_tcp(pool) else "",
             runtime_class_missing=wanted_class if missing else "",
+            node_gpus=await self.surroundings.node_gpus() if gpu.has_gpus(pool) else {},
             request_bytes=memory.request_bytes(pool),
             startup_s=memory.startup_s(pool),
             pods_refused=await observe.refusal(self.cluster, pool, state, len(servers)),
             error=error,
-            node_gpus=await self.surroundings.node_gpus() if gpu.has_gpus(pool) else {},
         )
 
     async def _refresh_stats(self, pool: Pool, servers: tuple[ServerPod, ...], memory_of: _Memory) -> None:

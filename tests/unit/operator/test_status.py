@@ -171,6 +171,11 @@ def test_the_verdict_knows_empty_pools_from_silent_ones() -> None:
         ("Auto", {"runtime_class_missing": "nvidia"}, ("False", "RuntimeClassMissing")),
         ("Auto", {"stats": (stats(gpus=8), stats("n2", gpus=0))}, ("False", "NoGPUVisible")),
         ("Auto", {"stats": (stats(gpus=8),)}, ("True", "GPUsVisible")),
+        ("NRI", {"stats": (stats(gpus=8),), "node_gpus": {"n1": 8, "n2": 8}}, ("True", "GPUsVisible")),
+        ("NRI", {"stats": (stats(gpus=7),), "node_gpus": {"n1": 8}}, ("False", "FewerGPUsThanNode")),
+        ("DRA", {"stats": (stats(gpus=8, gpu_reason="MIGUnsupported"),)}, ("False", "MIGUnsupported")),
+        ("Privileged", {"stats": (stats(gpus=8, gpu_reason="DriverSilent"),)}, ("False", "DriverSilent")),
+        ("Auto", {"stats": (stats(gpu_reason="NotLooked"),)}, ("Unknown", "NotReported")),
         ("Auto", {"stats": (stats(),)}, ("Unknown", "NotReported")),
     ],
 )
@@ -181,6 +186,24 @@ def test_gpu_access(mode: str, more: dict[str, Any], outcome: tuple[str, str]) -
     assert (found.status, found.reason) == outcome
 
 
+@pytest.mark.parametrize(
+    ("mode", "hint"),
+    [
+        ("RuntimeClass", "NVIDIA_VISIBLE_DEVICES"),
+        ("NRI", "NRI_MANAGEMENT"),
+        ("DRA", "admin-access"),
+        ("Privileged", "loaded"),
+    ],
+)
+def test_a_server_without_gpus_is_a_problem_node_and_the_mode_says_where_to_look(mode: str, hint: str) -> None:
+    blind = seen(server("n1", "new", ready=False), stats=(stats(gpus=0, gpu_reason="NoGPUVisible"),), gpu_mode=mode)
+
+    result = judged(blind, of=pool(gpuAccess={"mode": mode}))
+
+    assert hint in condition(result, "GPUAccessReady").message
+    assert [(p.node, p.reason) for p in result.problem_nodes] == [("n1", "NoGPUVisible")]
+
+
 def test_unwired_pods_are_counted_and_one_is_named() -> None:
     clients = tuple(ClientPod(namespace="m", name=f"p{i}", node="n1", wired=i > 1) for i in range(4))
 
@@ -189,29 +212,6 @@ def test_unwired_pods_are_counted_and_one_is_named() -> None:
     assert (found.status, found.reason) == ("False", "UnwiredPods")
     assert found.message.startswith("2 pods")
     assert "m/p0" in found.message
-
-
-def test_clients_in_namespaces_that_are_not_watched_are_unknown_but_a_known_unwired_one_comes_first() -> None:
-    def wired(*clients: ClientPod) -> Condition:
-        observed = seen(server("n1", "new"), clients=clients, unwatched=("ml-b", "ml-c"))
-        return condition(judged(observed), "ClientsWired")
-
-    assert (wired().status, wired().reason) == ("Unknown", "NamespacesNotWatched")
-    assert "2 namespaces" in wired().message
-    assert "ml-b" in wired().message
-    assert wired(ClientPod(namespace="m", name="p", node="n1")).reason == "NamespacesNotWatched"
-    assert wired(ClientPod(namespace="m", name="p", node="n1", wired=False)).reason == "UnwiredPods"
-
-
-def test_rates_are_sums_over_servers_not_means() -> None:
-    before = (stats("a", prompt_tokens=100, hit_tokens=100), stats("b"))
-    after = (stats("a", prompt_tokens=200, hit_tokens=100), stats("b", prompt_tokens=900, hit_tokens=900))
-
-    window = traffic(before, after, 60)
-    result = judged(seen(server("a", "new"), stats=after, window=window))
-
-    assert result.hit_rate == "0.90"
-    assert (result.capacity, result.clients) == ("2Gi", 2)
 
 
 def resized(*servers: ServerStats) -> Condition:
@@ -236,22 +236,27 @@ def test_the_size_of_l1_is_as_asked_on_the_way_or_refused() -> None:
     assert "first d: no room" in found.message
 
 
-@pytest.mark.parametrize(
-    ("mode", "hint"),
-    [
-        ("RuntimeClass", "NVIDIA_VISIBLE_DEVICES"),
-        ("NRI", "NRI_MANAGEMENT"),
-        ("DRA", "admin-access"),
-        ("Privileged", "loaded"),
-    ],
-)
-def test_a_server_without_gpus_is_a_problem_node_and_the_mode_says_where_to_look(mode: str, hint: str) -> None:
-    blind = seen(server("n1", "new", ready=False), stats=(stats(gpus=0, gpu_reason="NoGPUVisible"),), gpu_mode=mode)
+def test_clients_in_namespaces_that_are_not_watched_are_unknown_but_a_known_unwired_one_comes_first() -> None:
+    def wired(*clients: ClientPod) -> Condition:
+        observed = seen(server("n1", "new"), clients=clients, unwatched=("ml-b", "ml-c"))
+        return condition(judged(observed), "ClientsWired")
 
-    result = judged(blind, of=pool(gpuAccess={"mode": mode}))
+    assert (wired().status, wired().reason) == ("Unknown", "NamespacesNotWatched")
+    assert "2 namespaces" in wired().message
+    assert "ml-b" in wired().message
+    assert wired(ClientPod(namespace="m", name="p", node="n1")).reason == "NamespacesNotWatched"
+    assert wired(ClientPod(namespace="m", name="p", node="n1", wired=False)).reason == "UnwiredPods"
 
-    assert hint in condition(result, "GPUAccessReady").message
-    assert [(p.node, p.reason) for p in result.problem_nodes] == [("n1", "NoGPUVisible")]
+
+def test_rates_are_sums_over_servers_not_means() -> None:
+    before = (stats("a", prompt_tokens=100, hit_tokens=100), stats("b"))
+    after = (stats("a", prompt_tokens=200, hit_tokens=100), stats("b", prompt_tokens=900, hit_tokens=900))
+
+    window = traffic(before, after, 60)
+    result = judged(seen(server("a", "new"), stats=after, window=window))
+
+    assert result.hit_rate == "0.90"
+    assert (result.capacity, result.clients) == ("2Gi", 2)
 
 
 def test_a_restarted_server_counts_from_zero() -> None:
