@@ -11,7 +11,7 @@ from typing import Final
 
 from kvpool.model.errors import CacheError, ServerUnavailable
 
-__all__ = ["Locator", "at"]
+__all__ = ["Locator", "at", "resolved"]
 
 _MARK: Final = "#"
 
