@@ -12,8 +12,9 @@ import sys
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from tests.cluster.releases import Release
 from kvpool_operator import children
 from kvpool_operator.cluster import CHILDREN, NODES, PODS, POOLS, Cluster
 from kvpool_operator.desired.names import WIRED
-from kvpool_operator.errors import Conflict
+from kvpool_operator.errors import Busy, Conflict
 from kvpool_operator.keys import known_key
 from kvpool_operator.spec import parse_pool
 from kvpool_operator.wiring import wiring_mark
@@ -37,6 +38,7 @@ ALL = "all"
 """Name of the pool that has a server on each node."""
 RELEASE = "kvpool-system"
 AT_ONCE = 32
+ATTEMPTS = 5
 WRITES = frozenset({"create", "update", "patch", "delete"})
 MIB = 1 << 20
 PACED = {"strategy": "Paced", "maxUnavailable": "10%", "settle": "1s"}
@@ -113,7 +115,7 @@ class Scale:
 
     def make_nodes(self) -> None:
         """All nodes, each in the group of one pool."""
-        self._many([self._node(i) for i in range(self.size.nodes)])
+        self._many([partial(self._node, i) for i in range(self.size.nodes)])
 
     async def _node(self, number: int) -> None:
         group = f"p{number // self.size.nodes_each:02}"
@@ -126,7 +128,7 @@ class Scale:
 
     def make_pools(self, strategy: str) -> Phase:
         """All pools at once, until each is ready."""
-        return self.measured("create", lambda: self._many([self._pool(p, strategy) for p in self.pools()]))
+        return self.measured("create", lambda: self._many([partial(self._pool, p, strategy) for p in self.pools()]))
 
     async def _pool(self, name: str, strategy: str) -> None:
         selector = {"scale/all": "yes"} if name == ALL else {"scale/group": name}
@@ -143,7 +145,7 @@ class Scale:
 
     def change(self, name: str, edit: Callable[[dict[str, Any]], None]) -> Phase:
         """*edit* the spec of all pools at once, until each pool's servers run what it says."""
-        return self.measured(name, lambda: self._many([self._edit(p, edit) for p in self.pools()]))
+        return self.measured(name, lambda: self._many([partial(self._edit, p, edit) for p in self.pools()]))
 
     async def _edit(self, name: str, edit: Callable[[dict[str, Any]], None]) -> None:
         while True:
@@ -156,7 +158,7 @@ class Scale:
     def make_clients(self) -> None:
         """Pods that opted in, wired: each node's share in the namespace of its group's pool, on their nodes at once."""
         marks = {pool: self.api(self._mark(pool)) for pool in self.pools() if pool != ALL}
-        self._many([self._client(i, marks) for i in range(self.size.clients)])
+        self._many([partial(self._client, i, marks) for i in range(self.size.clients)])
 
     async def _mark(self, name: str) -> str:
         """What admission would mark pods with that it has wired to the pool as it is now."""
@@ -244,13 +246,18 @@ class Scale:
         entries = [e for e in self.control_plane.audit(offset) if e["user"]["username"] == self._user]
         return [f"{e['verb']} {e['requestURI']}" for e in entries if _is_write(e)]
 
-    def _many(self, work: list[Coroutine[Any, Any, None]]) -> None:
+    def _many(self, work: Sequence[Callable[[], Coroutine[Any, Any, None]]]) -> None:
+        """Do all of *work*, a few at a time; what a busy API server did not do is done again."""
+
         async def all_of_it() -> None:
             gate = asyncio.Semaphore(AT_ONCE)
 
-            async def one(part: Coroutine[Any, Any, None]) -> None:
+            async def one(part: Callable[[], Coroutine[Any, Any, None]]) -> None:
                 async with gate:
-                    await part
+                    for _ in range(ATTEMPTS - 1):
+                        with contextlib.suppress(Busy):
+                            return await part()
+                    return await part()
 
             await asyncio.gather(*(one(w) for w in work))
 
@@ -275,8 +282,9 @@ def play(scene: Scale, idle_s: float, say: Callable[[str], None] = lambda _: Non
 
 async def _seldom(check: Callable[[], Coroutine[Any, Any, bool]]) -> bool:
     """*check*, and a second's rest if it fails: asking is load, too."""
-    if await check():
-        return True
+    with contextlib.suppress(Busy):  # the machine is; the deadline is the caller's
+        if await check():
+            return True
     await asyncio.sleep(1.0)
     return False
 
