@@ -12,6 +12,7 @@ the last two without an answer. ``python benchmarks/judge.py build/peer.json`` j
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -41,6 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--clients", type=int, default=3)
     parser.add_argument("--json", type=Path)
     o = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that nothing is left running
     python = peer_env.environment()
     rounds = []
     for number in range(o.rounds):
