@@ -4,14 +4,17 @@
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.fakes.blocks import POISON
-from tests.fakes.clients import CHUNK_BLOCKS, digests, until
+from tests.fakes.clients import CHUNK_BLOCKS, FakeEngine, digests, until
 from tests.fakes.ring_engine import RingEngine
-from tests.fakes.server_process import WITH_FAKE_MOVERS, ServerProcess
+from tests.fakes.server_process import ROOT, WITH_FAKE_MOVERS, ServerProcess
 
 from kvpool.model.identity import Mode
 from kvpool.wire import messages as m
@@ -101,3 +104,46 @@ def test_a_restarted_server_starts_another_mover_and_serves_what_the_first_one_s
         engine.blocks.memory[TARGET:] = POISON
         assert engine.load(engine.lookup(digests(4), "again"), TARGET, request_id="again") == frozenset()
         assert (engine.bytes_of(TARGET, 4) == engine.bytes_of(0, 4)).all()
+
+
+def test_a_device_that_the_mover_cannot_reach_leaves_another_way_with_the_reason(server):
+    engine = RingEngine(server.address, model="m")
+    engine.device.ring = msgspec.structs.replace(engine.device.ring, device=bytes(16))
+    with engine:
+        until(lambda: engine.worker_link.state.mode is Mode.STREAMED, PATIENCE_S)
+        assert "no such device" in engine.rings.reason
+        engine.blocks.fill(3)
+        until(lambda: engine.scheduler_link.state.healthy, PATIENCE_S)
+        assert until(lambda: round_trip(engine, time.monotonic()), PATIENCE_S)
+
+
+CLIENT = """
+import sys
+from tests.fakes.clients import digests
+from tests.fakes.ring_engine import RingEngine
+with RingEngine(sys.argv[1], model="m") as engine:
+    engine.healthy()
+    engine.blocks.fill(1)
+    print("ready", flush=True)
+    for number in range(100000):
+        engine.store(digests(6, f"{sys.argv[2]}/{number}"), request_id=f"s{number}")
+"""
+
+
+def test_a_killed_engine_leaves_no_mover_no_lease_and_no_slot(server):
+    chance = random.Random(6)
+    with FakeEngine(server.address, Mode.STREAMED, model="other") as other:
+        other.healthy(PATIENCE_S)
+        for number in range(3):
+            env = os.environ | {"PYTHONPATH": f"{ROOT / 'cacheserver'}:{ROOT}"}
+            command = [sys.executable, "-c", CLIENT, server.address, str(number)]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as child:
+                assert child.stdout.readline().strip() == "ready"
+                ends_s = time.monotonic() + chance.uniform(0, 0.2)
+                while time.monotonic() < ends_s:
+                    other.poll()
+                child.kill()
+            until(lambda: not movers_of(server), PATIENCE_S)
+            until(lambda: numbers(other).leases == 0, PATIENCE_S)
+        other.scheduler_link.call(m.Clear(forced=True))
+        until(lambda: numbers(other).l1_used_bytes == 0, PATIENCE_S)
