@@ -13,9 +13,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(PY) -m pytest
 # Folders of tests that need a machine, a cluster or an engine of their own; each has its own target.
 APART := --ignore=tests/engine --ignore=tests/gpu --ignore=tests/cluster --ignore=tests/chart --ignore=tests/e2e --ignore=tests/portable
-# Stories for real nodes that have passed as a whole; test_two_nodes.py has so far done so without its last step.
-# All of them: make e2e STORIES=tests/e2e
-STORIES ?= $(addprefix tests/e2e/test_,machine.py pool.py engines.py survival.py)
+STORIES ?= tests/e2e
 OPS ?= 20000
 SEED ?=
 # Operations of real processes, some tens a second.
