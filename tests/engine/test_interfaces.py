@@ -68,7 +68,18 @@ def cache(folder: Path) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def engine(engine_python: Path, folder: Path, small_model: Path, cache: Server) -> Iterator[HttpEngine]:
+def listener(folder: Path) -> Iterator[Listener]:
+    """Listens from the engine's start on: what is published before somebody listens is not published again."""
+    made = Listener(f"ipc://{folder}/events.sock")
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def engine(
+    engine_python: Path, folder: Path, small_model: Path, cache: Server, listener: Listener
+) -> Iterator[HttpEngine]:
+    del listener
     adapters = [f"{name}={model(engine_python, f'adapter-{name}')}" for name in ("a", "b")]
     events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"ipc://{folder}/events.sock"}
     options = {"enable-lora": True, "max-lora-rank": 8, "lora-modules": adapters}
@@ -76,14 +87,6 @@ def engine(engine_python: Path, folder: Path, small_model: Path, cache: Server) 
     with http_engine(engine_python, folder, small_model, connector(cache.address), **options) as running:
         until(lambda: cache.statistics().clients >= 3, 60, "its clients")
         yield running
-
-
-@pytest.fixture(scope="module")
-def listener(folder: Path, engine: HttpEngine) -> Iterator[Listener]:
-    del engine
-    made = Listener(f"ipc://{folder}/events.sock")
-    yield made
-    made.close()
 
 
 def settled(cache: Server) -> int:
