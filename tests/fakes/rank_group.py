@@ -36,6 +36,7 @@ class Rank:
         self.link.registration = registration(self.config.modes, namespace=namespace, shards=(number,))
         self.asking.registration = registration(namespace=namespace, shards=(number,))
         self.worker = WorkerAdapter(self.link, self.blocks, self.config)
+        self.stored, self.loaded = set(), {}
 
     def close(self):
         self.worker.close(2.0)
@@ -47,16 +48,35 @@ class Rank:
 
     def store(self, keys, request_id="s"):
         """Keep the chunks that are in the blocks from 0 on; waits for the end."""
+        self.begin_store(keys, request_id)
+        self.end_store(request_id)
+
+    def end_store(self, request_id="s"):
+        """Wait until a store that was begun has ended, well or not."""
+        until(lambda: self._poll() and request_id in self.stored)
+        self.stored.discard(request_id)
+
+    def begin_store(self, keys, request_id="s"):
+        """Begin to keep the chunks that are in the blocks from 0 on."""
         ids = np.arange(len(keys) // 32 * CHUNK_BLOCKS).reshape(-1, CHUNK_BLOCKS)
         job = StoreJob(
             request_id=request_id, group=0, shard=self.number, first=0, parent=b"", digests=keys, block_ids=ids
         )
         job.ready.set()
         self.worker.store(job)
-        until(lambda: request_id in self.worker.poll().stored)
 
     def load(self, answer, first_block, request_id="l"):
         """Load the answer's chunks; returns the bad blocks."""
+        self.begin_load(answer, first_block, request_id)
+        return self.end_load(request_id)
+
+    def end_load(self, request_id="l"):
+        """Wait until a load that was begun has ended; returns the bad blocks."""
+        until(lambda: self._poll() and request_id in self.loaded)
+        return self.loaded.pop(request_id)
+
+    def begin_load(self, answer, first_block, request_id="l"):
+        """Begin to load the answer's chunks into blocks that are poisoned before."""
         self.blocks.memory[first_block:] = POISON
         ids = np.arange(first_block, first_block + answer.chunks * CHUNK_BLOCKS).reshape(-1, CHUNK_BLOCKS)
         self.worker.load(
@@ -70,9 +90,13 @@ class Rank:
                 block_ids=ids,
             )
         )
-        ended = {}
-        until(lambda: ended.update(self.worker.poll().loaded) or request_id in ended)
-        return ended[request_id]
+
+    def _poll(self):
+        """Take in what ended."""
+        finished = self.worker.poll()
+        self.stored |= finished.stored
+        self.loaded |= finished.loaded
+        return True
 
     def leases(self):
         """Leases of all clients of the rank's server."""
