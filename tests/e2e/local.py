@@ -158,11 +158,12 @@ class LocalCluster(ExistingCluster):
             self._failed.append(e)
 
     def _ready(self) -> bool:
+        """All nodes say so, and the taint that kept pods away from them before is gone as well."""
         found = json.loads(self.kubectl("get", "nodes", "-o", "json"))["items"]
         ready = [
             n for n in found if any(c["type"] == "Ready" and c["status"] == "True" for c in n["status"]["conditions"])
         ]
-        return len(ready) == len(PLACES)
+        return len(ready) == len(PLACES) and not any(n["spec"].get("taints") for n in found)
 
     def collect(self, target: Path) -> None:
         """Write down all there is to know for somebody who looks for the reason of a failure."""
