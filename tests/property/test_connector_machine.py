@@ -40,7 +40,7 @@ def test_nor_with_a_window_whose_blocks_the_engine_takes_back(
 def test_the_model_reaches_what_matters(window: int) -> None:
     """The property above would hold for an engine that never loads; this one does everything, and often."""
     numbers: Counter[str] = Counter()
-    for seed in range(25):
+    for seed in range(50):
         blocks = 50 if window else 26
         engine = EngineModel(seed, depth=1 + seed % 2, failure_rate=0.3, blocks=blocks, window=window)
         for _ in range(200):

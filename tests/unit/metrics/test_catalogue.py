@@ -15,6 +15,7 @@ BASE_UNITS = {
     "leases",
     "lookups",
     "messages",
+    "movers",
     "moves",
     "requests",
     "seconds",

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Noticing that a configuration file changed, in each way in which files change."""
 
+import gc
 import os
 import select
 from collections.abc import Iterator
@@ -114,6 +115,7 @@ def test_a_file_that_is_away_for_a_moment_is_no_change(source: ConfigFile, path:
 
 
 def test_closing_leaves_no_descriptor(path: Path) -> None:
+    gc.collect()  # what tests before left to it must not end in between
     before = len(list(Path("/proc/self/fd").iterdir()))
     with ConfigFile(str(path), lambda content: decode_server(content, {})) as made:
         made.watch()
