@@ -169,4 +169,6 @@ def test_every_series_is_on_the_engines_page_from_the_start(engine: HttpEngine, 
         assert f"vllm:kvpool_{name}_total{{" in page, name
     assert engine.metric("vllm:kvpool_connector_faults_total") == 0
     assert engine.metric("vllm:kvpool_uncached") == 0
-    assert f'server="{cache.address}",state="up"' in page
+    engine.complete(prompt("state", 20), 1)
+    up = f'server="{cache.address}",state="up"'
+    until(lambda: up in engine.get("/metrics"), 30, "a step that tells how the server stands")

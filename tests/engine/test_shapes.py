@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines of other shapes: stages, replicas, ranks that hold the same, quantised caches, drafts, no prefix cache."""
+"""Engines of other shapes: stages, replicas, ranks that hold the same, quantised caches, no prefix cache."""
 
 import random
 from collections.abc import Iterator
@@ -92,23 +92,13 @@ def test_ranks_that_hold_the_same_store_once_and_all_load(engine_python: Path, t
     assert cache.statistics().chunks == 4
 
 
-def test_a_quantised_cache_and_drafts_by_ngram(
-    engine_python: Path, tmp_path: Path, small_model: Path, cache: Server
-) -> None:
-    drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
-    transfer = connector(cache.address, store_generated=True)
-    made = prompt("quantised", 500) * 2
-    with engine(
-        engine_python,
-        tmp_path,
-        small_model,
-        kv_cache_dtype="fp8",
-        speculative_config=drafts,
-        kv_transfer_config=transfer,
-    ) as running:
+def test_a_quantised_cache(engine_python: Path, tmp_path: Path, small_model: Path, cache: Server) -> None:
+    transfer = connector(cache.address)
+    made = prompt("quantised", 1000)
+    with engine(engine_python, tmp_path, small_model, kv_cache_dtype="fp8", kv_transfer_config=transfer) as running:
         until(lambda: cache.statistics().clients >= 3, 60, "its clients")
         cold = running.generate([made], max_tokens=40)
-        cache.wait_chunks(4)
+        cache.wait_chunks(3)
         cache.wait_no_leases()
         running.reset()
         loaded = running.generate([made], max_tokens=40)
@@ -116,7 +106,6 @@ def test_a_quantised_cache_and_drafts_by_ngram(
 
     assert (cold["cached"], loaded["cached"]) == ([0], [768])
     assert cold["tokens"] == loaded["tokens"]
-    assert counted["vllm:spec_decode_num_drafts"] > 0
     assert counted[FAILED] == 0
 
 
