@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines of other shapes: stages, replicas, ranks that hold the same, quantised caches, no prefix cache."""
+"""Engines of other shapes: replicas, ranks that hold the same, quantised caches, no prefix cache."""
 
 import random
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.engine.conftest import model
-from tests.engine.harness import Engine, Server, connector, engine, http_engine, server, until
+from tests.engine.harness import Server, connector, engine, http_engine, server, until
 
 FAILED, STORED = "vllm:kvpool_failed_loads", "vllm:kvpool_stored_chunks"
 RANKS = {"workers": True, "threads": "0|1"}
@@ -22,32 +22,6 @@ def prompt(seed: object, tokens: int = 1100) -> list[int]:
 def cache(tmp_path: Path) -> Iterator[Server]:
     with server(tmp_path) as running:
         yield running
-
-
-def stored_and_loaded(running: Engine, cache: Server, made: list[int], chunks: int) -> tuple[dict, dict]:
-    """Compute a prompt, and load it into the same engine after its own prefix cache was emptied."""
-    cold = running.generate([made])
-    cache.wait_chunks(chunks)
-    cache.wait_no_leases()
-    running.reset()
-    return cold, running.generate([made])
-
-
-@pytest.mark.behaviour("R110")
-def test_each_pipeline_stage_stores_and_loads_its_own_layers(
-    engine_python: Path, tmp_path: Path, small_model: Path, cache: Server
-) -> None:
-    transfer = connector(cache.address)
-    with engine(
-        engine_python, tmp_path, small_model, pipeline_parallel_size=2, kv_transfer_config=transfer, **RANKS
-    ) as running:
-        until(lambda: cache.statistics().clients >= 5, 60, "two ranks, a scheduler at each stage, the probe")
-        cold, loaded = stored_and_loaded(running, cache, prompt("stages"), 2 * 4)
-        counted = running.metrics()
-
-    assert (cold["cached"], loaded["cached"]) == ([0], [1024])
-    assert cold["tokens"] == loaded["tokens"]
-    assert (counted[STORED], counted[FAILED]) == (2 * 4, 0)
 
 
 def test_replicas_share_what_they_store(engine_python: Path, tmp_path: Path, small_model: Path, cache: Server) -> None:
