@@ -97,7 +97,7 @@ def test_a_paced_change_replaces_every_server(place: Place, pool: Pool) -> None:
     pool.wait("Ready")
 
     def servers() -> set[str]:
-        found = place.kube.list("pods", place.namespace, f"kvpool.dev/pool={pool.name},kvpool.dev/role=server")
+        found = place.kube.all("pods", place.namespace, f"kvpool.dev/pool={pool.name},kvpool.dev/role=server")
         return {p["metadata"]["uid"] for p in found if "deletionTimestamp" not in p["metadata"]}
 
     before = servers()
@@ -132,7 +132,7 @@ def test_nothing_of_a_deleted_one_stays(pool: Pool) -> None:
 @pytest.mark.needs("kubelet")
 def test_its_servers_say_how_they_are(place: Place, pool: Pool) -> None:
     pool.wait("Ready")
-    found = place.kube.list("pods", place.namespace, f"kvpool.dev/pool={pool.name},kvpool.dev/role=server")
+    found = place.kube.all("pods", place.namespace, f"kvpool.dev/pool={pool.name},kvpool.dev/role=server")
 
     for pod in found:
         text = place.kube.http_get(place.namespace, pod["metadata"]["name"], OPERATIONS, "/status")
