@@ -3,13 +3,15 @@
 
 import contextlib
 import json
+import re
 from collections.abc import Mapping
 from typing import Final
 
 from kvpool_operator.errors import Absent, Busy, Conflict, Forbidden, OperatorError, Rejected
 
-__all__ = ["error_of", "message_of"]
+__all__ = ["error_of", "message_of", "undeclared"]
 
+_UNDECLARED: Final = re.compile(r"\.status\.(\w+)[^:]*: field not declared in schema")
 _GONE: Final = 410
 
 _BY_STATUS: Final[dict[int, type[OperatorError]]] = {
@@ -48,6 +50,12 @@ def message_of(body: object) -> str:
     with contextlib.suppress(json.JSONDecodeError, AttributeError):
         text = str(json.loads(text).get("message", text))
     return text[:500]
+
+
+def undeclared(text: str) -> str | None:
+    """The section of a status that an older schema on the API server does not know, or None."""
+    found = _UNDECLARED.search(text)
+    return found.group(1) if found else None
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:

@@ -17,7 +17,7 @@ import aiohttp
 from kubernetes.aio.client import ApiClient
 from kubernetes.aio.client.exceptions import ApiException
 
-from kvpool_operator.answers import error_of, message_of
+from kvpool_operator.answers import error_of, message_of, undeclared
 from kvpool_operator.errors import Absent, Busy, Conflict
 
 __all__ = [
@@ -125,19 +125,26 @@ class Cluster:
         return await self._apply(path, body, manager, dry_run=dry_run)
 
     async def apply_status(self, namespace: str, name: str, status: Mapping[str, Any]) -> Any:
-        """Write the status of a pool, whole.
+        """Write the status of a pool, but for what an older CRD on the API server does not know.
 
         Raises:
             Absent: the pool is gone.
             Rejected, Forbidden, Busy, Conflict: see there.
         """
-        body = {
-            "apiVersion": POOLS.api_version,
-            "kind": POOLS.kind,
-            "metadata": {"name": name, "namespace": namespace},
-            "status": status,
-        }
-        return await self._apply(POOLS.path(namespace, name, "status"), body, STATUS_MANAGER)
+        known = dict(status)
+        while True:
+            body = {
+                "apiVersion": POOLS.api_version,
+                "kind": POOLS.kind,
+                "metadata": {"name": name, "namespace": namespace},
+                "status": known,
+            }
+            try:
+                return await self._apply(POOLS.path(namespace, name, "status"), body, STATUS_MANAGER)
+            except Busy as e:
+                if (unknown := undeclared(str(e))) not in known:
+                    raise
+                del known[unknown]
 
     async def apply_bundle(self, name: str, hooks: Iterable[str], bundle: str) -> Any:
         """Publish *bundle* (base64 of PEM) for the named *hooks* of a webhook configuration, and nothing else of it.
