@@ -18,6 +18,8 @@ OPS ?= 20000
 SEED ?=
 # Operations of real processes, some tens a second.
 FAULT_OPS ?= 1000
+# Simulated nodes of the largest test of test-cluster; all of it is SCALE=1000.
+SCALE ?= 100
 # Version of vLLM for test-engine; empty is the one that tools/vllm_env.py takes by itself.
 VLLM ?=
 # Downloads and builds that outlive this folder.
@@ -90,7 +92,7 @@ test-engine: setup ## tests with a real vLLM on CPU (its environment is installe
 
 test-cluster: setup ## the operator and its chart on a real control plane (built once, outside this folder)
 	$(PY) tools/cluster_assets.py --only control-plane
-	KVPOOL_EXPECT_CLUSTER=1 $(PYTEST) tests/cluster tests/chart tests/portable -q
+	KVPOOL_EXPECT_CLUSTER=1 KVPOOL_SCALE_NODES=$(SCALE) $(PYTEST) tests/cluster tests/chart tests/portable -q
 
 e2e: setup ## the whole story with real pods on two real nodes (needs root, namespaces, buildah; says what is missing)
 	@status=0; reason=$$($(PY) -m tests.e2e.local) || status=$$?; \
