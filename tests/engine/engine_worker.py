@@ -22,7 +22,7 @@ def start(options: dict[str, Any]) -> Any:
 
 
 DAMAGED: list[int] = []
-"""(group, layer) of what is loaded that becomes zeros, as the negative control of all token comparisons."""
+"""(group, layer, or -1 for all) of what is loaded that becomes zeros: the negative control of all token comparisons."""
 
 
 def damage_what_is_told() -> None:
@@ -35,7 +35,8 @@ def damage_what_is_told() -> None:
     def damaged(self: Any, group: int, block_ids: Any, skip_blocks: int, data: memoryview) -> None:
         if DAMAGED and group == DAMAGED[0]:
             chunk = np.frombuffer(data, dtype=np.uint8).copy()
-            chunk.reshape(len(self._groups[group].layout.planes), -1)[DAMAGED[1]] = 0
+            layer = DAMAGED[1] if DAMAGED[1] >= 0 else slice(None)
+            chunk.reshape(len(self._groups[group].layout.planes), -1)[layer] = 0
             data = memoryview(chunk)
         scatter(self, group, block_ids, skip_blocks, data)
 

@@ -357,7 +357,7 @@ class Engine:
         until(lambda: self._ask({"do": "reset"}), 30, "a reset of the prefix cache")
 
     def damage(self, *place: int) -> None:
-        """From now on zero one layer (group, layer) of all that is loaded; nothing, if there is no *place*.
+        """From now on zero one layer (group, layer, or -1 for all) of what is loaded; nothing, if there is no *place*.
 
         Only in an engine whose worker is in the same process.
         """
