@@ -31,6 +31,7 @@ class Call(Generic[R]):
         self._reply_frames: Sequence[Frame] = ()
         self._error: CacheError | None = None
         self._then: Callable[[], None] | None = None
+        self._telling = threading.Lock()
 
     def done(self) -> bool:
         """True once the call has ended."""
@@ -56,11 +57,11 @@ class Call(Generic[R]):
         """Return why the call failed, or None if it has not (yet)."""
         return self._error
 
-    def then(self, wake: Callable[[], None]) -> None:
-        """Call *wake* at the end, from the Link's thread (or at once, from this one, if it has ended). One a call."""
-        self._then = wake
-        if self._ended.is_set():
-            wake()
+    def then(self, step: Callable[[], None]) -> None:
+        """Call *step* once: at the end, from the Link's thread, or at once, from this one, if that is over. One a call."""
+        self._then = step
+        if self.done():
+            self._tell()
 
     def finish(self, reply: R, frames: Sequence[Frame]) -> None:
         """End the call with a reply; the Link alone calls this."""
@@ -77,5 +78,11 @@ class Call(Generic[R]):
     def _end(self) -> None:
         self.frames = ()
         self._ended.set()
-        if (then := self._then) is not None:
-            then()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Whichever thread comes first calls the step; the other one finds none."""
+        with self._telling:
+            step, self._then = self._then, None
+        if step is not None:
+            step()

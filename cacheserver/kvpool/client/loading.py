@@ -2,7 +2,6 @@
 """One load under way: PrepareRetrieve, the scatters, one CommitRetrieve; what is not vouched for is bad."""
 
 import logging
-import threading
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,9 +48,7 @@ class Loading:
         self._blocks = blocks
         self._ledger = ledger
         self._rings = rings
-        self._told = threading.Lock()
         self._committed: Call[Retrieved] | None = None
-        self._concluded = False
         whole = int(job.block_ids.shape[1])
         ends: NDArray[np.int64] = np.arange(1, job.chunks + 1, dtype=np.int64) * whole
         self._needed: NDArray[np.bool_] = ends > job.skip_blocks
@@ -79,12 +76,9 @@ class Loading:
             self._committed.then(self._conclude)
 
     def _conclude(self) -> None:
-        """Learn what is vouched for, once."""
-        with self._told:
-            first, self._concluded = not self._concluded, True
-        if first:
-            attempt("a load's end", self._judge)
-            self._end()
+        """Learn what is vouched for."""
+        attempt("a load's end", self._judge)
+        self._end()
 
     def abandon(self, reason: str) -> None:
         """End it without a byte read: all its blocks are bad."""

@@ -68,7 +68,6 @@ class Storing:
         self._move: RingMove | None = None
         self._placed = np.empty(0, dtype=PLACEMENT)
         self._committed: Call[Stored] | None = None
-        self._concluded = False
         self._complete = np.zeros(job.chunks, dtype=np.uint8)
         self._checksums = np.zeros((job.chunks, CHECKSUM_BYTES), dtype=np.uint8)
         self.prepared = errand.ask(
@@ -102,12 +101,9 @@ class Storing:
             self._committed.then(self._conclude)
 
     def _conclude(self) -> None:
-        """Learn what was kept, once."""
-        with self._told:
-            first, self._concluded = not self._concluded, True
-        if first:
-            attempt("a store's end", self._account)
-            self._end()
+        """Learn what was kept."""
+        attempt("a store's end", self._account)
+        self._end()
 
     def abandon(self, reason: str) -> None:
         """End it without a byte sent."""
