@@ -58,7 +58,7 @@ class Call(Generic[R]):
         return self._error
 
     def then(self, step: Callable[[], None]) -> None:
-        """Call *step* once: at the end, from the Link's thread, or at once, from this one, if that is over. One a call."""
+        """Call *step* once: at the end, from the Link's thread, or now, from this one, if that is over. One a call."""
         self._then = step
         if self.done():
             self._tell()
