@@ -12,11 +12,11 @@ import sys
 import time
 from pathlib import Path
 
-import msgspec
 from tests.chart.rendering import Helm
 from tests.cluster.scale import MIB, Outcome, Phase, Size, play, scale
 from tools.cluster_assets import CONTROL_PLANE, assets
 
+from kvpool.cli.bench.command import write_report
 from kvpool.cli.bench.results import BenchReport, Cell
 from kvpool.cli.machine import machine_facts
 
@@ -96,7 +96,7 @@ def _report(found: Outcome, size: Size, options: argparse.Namespace) -> int:
         known = {"nodes": size.nodes, "pools": size.pools, "clients": size.clients, "idle_s": options.idle}
         report = BenchReport(bench="operator", cells=made, options=known, machine=machine_facts())
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+        write_report(str(options.json), report)
     return 0
 
 

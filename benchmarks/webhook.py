@@ -21,13 +21,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
-import msgspec
 from tests.cluster.conftest import NAMESPACES, Caller, connect, install_crd, make_namespace
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.creating import Creator
 from tests.cluster.webhooks import NAMESPACE, Deployment, Replica, deployment
 from tests.unit.operator.wiring.corpus import Case, read
 
+from kvpool.cli.bench.command import write_report
 from kvpool.cli.bench.results import BenchReport, Cell, Spread, spread
 from kvpool.cli.machine import machine_facts
 from kvpool_operator.cluster import Cluster
@@ -170,7 +170,7 @@ def main(argv: list[str] | None = None) -> int:
         known = {"rate": options.rate, "seconds": options.seconds}
         report = BenchReport(bench="webhook", cells=made, options=known, machine=machine_facts())
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+        write_report(str(options.json), report)
     return 0
 
 

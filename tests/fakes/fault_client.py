@@ -18,7 +18,7 @@ from collections import Counter
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
+from tests.fakes.blocks import NumpyBlocks
 
 from kvpool.cli.bench.client import register
 from kvpool.cli.bench.payload import Chain, Payload, bench_namespace, make_chain
@@ -56,21 +56,6 @@ class WrongError(Exception):
     """What must never be; the text says what."""
 
 
-class Blocks:
-    """A paged cache as an array: one block a chunk. Called from the adapter's transfer threads."""
-
-    def __init__(self, shard_bytes: int) -> None:
-        self.bytes: NDArray[np.uint8] = np.zeros((2 * MOST_CHUNKS, shard_bytes), np.uint8)
-
-    def gather(self, group: int, block_ids: NDArray[np.int64], out: memoryview) -> None:
-        del group
-        np.frombuffer(out, np.uint8)[:] = self.bytes[int(block_ids[0])]
-
-    def scatter(self, group: int, block_ids: NDArray[np.int64], skip_blocks: int, data: memoryview) -> None:
-        del group, skip_blocks
-        self.bytes[int(block_ids[0])] = np.frombuffer(data, np.uint8)
-
-
 class FaultClient:
     """See the module."""
 
@@ -92,7 +77,7 @@ class FaultClient:
         namespace = bench_namespace(order.shard_bytes, 0)
         self._payload = Payload(order.shard_bytes, 0)
         self._chains = [make_chain(namespace, n, MOST_CHUNKS * CHUNK_TOKENS, CHUNK_TOKENS, 0) for n in range(PROMPTS)]
-        self._blocks = Blocks(order.shard_bytes)
+        self._blocks = NumpyBlocks(2 * MOST_CHUNKS, order.shard_bytes)
         self._links = [Link(config, kind) for kind in (ClientKind.WORKER, ClientKind.SCHEDULER)]
         for link in self._links:
             modes = (mode,) if link.kind is ClientKind.WORKER else ()
@@ -140,7 +125,7 @@ class FaultClient:
         first = self.chance.randrange(end)
         ids = np.arange(end - first, dtype=np.int64)[:, None]
         for i in range(end - first):
-            self._payload.fill(chain.digest(first + i), self._blocks.bytes[i])
+            self._payload.fill(chain.digest(first + i), self._blocks.memory[i])
         job = StoreJob(
             request_id=request_id,
             group=0,
@@ -158,7 +143,7 @@ class FaultClient:
     def _load(self, request_id: str) -> None:
         found, chain = self._lookup(request_id)
         if found.chunks:
-            blocks = self._blocks.bytes[MOST_CHUNKS : MOST_CHUNKS + found.chunks]
+            blocks = self._blocks.memory[MOST_CHUNKS : MOST_CHUNKS + found.chunks]
             blocks[:] = 0
             ids = np.arange(MOST_CHUNKS, MOST_CHUNKS + found.chunks, dtype=np.int64)[:, None]
             self._worker.load(
@@ -201,7 +186,7 @@ class FaultClient:
         for i in range(chunks):
             if MOST_CHUNKS + i in bad:
                 self.counts["chunks lost"] += 1
-            elif self._payload.same(chain.digest(i), self._blocks.bytes[MOST_CHUNKS + i]):
+            elif self._payload.same(chain.digest(i), self._blocks.memory[MOST_CHUNKS + i]):
                 self.counts["chunks compared"] += 1
             else:
                 raise WrongError(f"WRONG BYTES in chunk {i} of {chain.name}")
