@@ -46,7 +46,7 @@ def test_a_wrong_byte_is_found(tmp_path: Path) -> None:
 
         def damaged(group, block_ids, skip_blocks, data) -> None:
             scatter(group, block_ids, skip_blocks, data)
-            client._blocks.bytes[int(block_ids[0]), 2000] ^= 1
+            client._blocks.memory[int(block_ids[0]), 2000] ^= 1
 
         client._blocks.scatter = damaged
         with pytest.raises(WrongError, match="WRONG BYTES"):
