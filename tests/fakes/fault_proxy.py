@@ -1,24 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Unix socket in front of a server's that loses, delays, doubles, cuts and mixes up messages, by a seed.
 
-It works on the messages of ZeroMQ's wire protocol, as ``hold_proxy`` does, so that what arrives is always well formed
-below our own protocol: a truncated message has a last frame that is too short. Handshakes pass untouched.
+It works on the messages of ZeroMQ's wire protocol, so that what arrives is always well formed below our own
+protocol: a truncated message has a last frame that is too short. Handshakes pass untouched.
 """
 
-import contextlib
 import random
 import socket
-import threading
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Self
 
-from tests.fakes.hold_proxy import COMMAND, GREETING_BYTES, LONG, ending, messages
-
-from kvpool.wire.descriptors import SUFFIX
-
-Message = list[tuple[bytes, bytes]]
+from tests.fakes.zmtp_proxy import COMMAND, LONG, Message, ZmtpProxy, encoded, ending, messages_after_greeting
 
 SHORT_BYTES = 255
 
@@ -36,73 +31,31 @@ class Rates:
     longest_delay_s: float = 0.05
 
 
-class FaultProxy:
-    """See the module; a context manager. ``calm`` and ``messages`` may be used from the test's thread at any time."""
+class FaultProxy(ZmtpProxy):
+    """See the module; ``calm`` and ``counts`` may be used from the test's thread at any time."""
 
     def __init__(self, front: Path, back: Path, seed: int, rates: Rates) -> None:
-        self._front = front
-        self._back = back
+        super().__init__(front, back)
         self._rates = rates
         self._random = random.Random(seed)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._lock = threading.Lock()
-        self._sockets: list[socket.socket] = []
-        self._closing = threading.Event()
         self._calm = False
         self.counts: Counter[str] = Counter()
         """Messages by what befell them."""
-        self.address = f"ipc://{front}"
-
-    def __enter__(self) -> Self:
-        self._listener.bind(str(self._front))
-        self._listener.listen()
-        Path(f"{self._front}{SUFFIX}").symlink_to(f"{self._back}{SUFFIX}")
-        threading.Thread(target=self._accept, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._closing.set()
-        with self._lock:
-            sockets = [*self._sockets, self._listener]
-        for end in sockets:
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
 
     def calm(self) -> None:
         """Pass everything on from now on."""
         self._calm = True
 
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while not self._closing.is_set():
-                client, _ = self._listener.accept()
-                server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                with self._lock:
-                    self._sockets = [s for s in self._sockets if s.fileno() >= 0] + [client, server]
-                try:
-                    server.connect(str(self._back))
-                except OSError:
-                    client.close()
-                    server.close()
-                    continue
-                for source, target in ((client, server), (server, client)):
-                    seed = self._random.random()
-                    threading.Thread(target=self._relay, args=(source, target, seed), daemon=True).start()
+    def _directions(self, client: socket.socket, server: socket.socket) -> list[Callable[[], None]]:
+        ends = ((client, server), (server, client))
+        return [partial(self._relay, source, target, self._random.random()) for source, target in ends]
 
     def _relay(self, source: socket.socket, target: socket.socket, seed: float) -> None:
         """Pass one direction of one connection on."""
         chance = random.Random(seed)
         held: list[bytes] = []
         with ending(source, target), source.makefile("rb") as stream:
-            greeting = GREETING_BYTES
-            while greeting:
-                data = stream.read1(greeting)
-                if not data:
-                    return
-                target.sendall(data)
-                greeting -= len(data)
-            for message in messages(stream):
+            for message in messages_after_greeting(stream, target):
                 for data in self._befall(message, chance, held):
                     target.sendall(data)
 
@@ -147,8 +100,3 @@ def truncated(message: Message, chance: random.Random) -> Message:
     flags = head[0] & ~LONG | (LONG if len(shorter) > SHORT_BYTES else 0)
     size = len(shorter).to_bytes(8 if flags & LONG else 1, "big")
     return [*message[:-1], (bytes([flags]) + size, shorter)]
-
-
-def encoded(message: Message) -> bytes:
-    """Return a message as it stands in the stream."""
-    return b"".join(head + body for head, body in message)

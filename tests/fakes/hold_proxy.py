@@ -1,23 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Unix socket in front of a server's that passes bytes through, and can stop a client's n-th message of one kind.
+"""A proxy that passes bytes through, and can stop a client's n-th message of one kind."""
 
-It works below ZeroMQ, on the frames of its wire protocol (ZMTP 3, unencrypted), so that each end sees the other one's
-death as without it. The descriptor socket is reached through a link beside it.
-"""
-
-import contextlib
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Self
 
 import msgspec
-
-from kvpool.wire.descriptors import SUFFIX
-
-GREETING_BYTES = 64
-MORE, LONG, COMMAND = 1, 2, 4
+from tests.fakes.zmtp_proxy import COMMAND, Message, ZmtpProxy, encoded, ending, messages_after_greeting
 
 
 class Hold:
@@ -39,37 +30,12 @@ class Hold:
         self.released.set()
 
 
-class HoldProxy:
-    """See the module; a context manager. ``hold`` may be called from the test's thread at any time."""
+class HoldProxy(ZmtpProxy):
+    """See the module; ``hold`` may be called from the test's thread at any time."""
 
     def __init__(self, front: Path, back: Path) -> None:
-        self._front = front
-        self._back = back
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._lock = threading.Lock()
+        super().__init__(front, back)
         self._holds: list[Hold] = []
-        self._sockets: list[socket.socket] = []
-        self._closing = False
-        self.address = f"ipc://{front}"
-
-    def __enter__(self) -> Self:
-        self._listener.bind(str(self._front))
-        self._listener.listen()
-        Path(f"{self._front}{SUFFIX}").symlink_to(f"{self._back}{SUFFIX}")
-        threading.Thread(target=self._accept, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._closing = True
-            sockets = [*self._sockets, self._listener]
-            holds = [*self._holds]
-        for hold in holds:
-            hold.release()
-        for end in sockets:
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
 
     def hold(self, tag: str, nth: int = 1) -> Hold:
         """Stop the *nth* message from now on whose request has this tag, and what follows it on its connection."""
@@ -78,45 +44,30 @@ class HoldProxy:
             self._holds.append(hold)
         return hold
 
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                with self._lock:
-                    if self._closing:
-                        return
-                    self._sockets += [client, server]
-                try:
-                    server.connect(str(self._back))
-                except OSError:
-                    client.close()
-                    continue
-                threading.Thread(target=self._up, args=(client, server), daemon=True).start()
-                threading.Thread(target=self._down, args=(server, client), daemon=True).start()
+    def _let_go(self) -> None:
+        with self._lock:
+            holds = [*self._holds]
+        for hold in holds:
+            hold.release()
+
+    def _directions(self, client: socket.socket, server: socket.socket) -> list[Callable[[], None]]:
+        return [partial(self._up, client, server), partial(self._down, server, client)]
 
     def _up(self, client: socket.socket, server: socket.socket) -> None:
         """Client to server, message by message."""
         with ending(client, server), client.makefile("rb") as source:
-            greeting = GREETING_BYTES
-            while greeting:  # each end sends the rest of its own once it has seen the beginning of the other's
-                data = source.read1(greeting)
-                if not data:
-                    return
-                server.sendall(data)
-                greeting -= len(data)
-            for message in messages(source):
+            for message in messages_after_greeting(source, server):
                 if (hold := self._match(message)) is not None:
                     hold.held.set()
                     hold.released.wait()
-                server.sendall(b"".join(head + body for head, body in message))
+                server.sendall(encoded(message))
 
     def _down(self, server: socket.socket, client: socket.socket) -> None:
         with ending(client, server):
             while data := server.recv(1 << 18):
                 client.sendall(data)
 
-    def _match(self, message: list[tuple[bytes, bytes]]) -> Hold | None:
+    def _match(self, message: Message) -> Hold | None:
         tag = _tag(message)
         with self._lock:
             for hold in self._holds:
@@ -127,29 +78,7 @@ class HoldProxy:
         return None
 
 
-@contextlib.contextmanager
-def ending(*ends: socket.socket) -> Iterator[None]:
-    """When one direction ends, so does the connection."""
-    with contextlib.suppress(OSError, EOFError):
-        yield
-    for end in ends:
-        with contextlib.suppress(OSError):
-            end.shutdown(socket.SHUT_RDWR)
-
-
-def messages(source) -> Iterator[list[tuple[bytes, bytes]]]:
-    """Yield each message as (frame header, frame body) pairs."""
-    message = []
-    while flags := source.read(1):
-        size = source.read(8 if flags[0] & LONG else 1)
-        body = source.read(int.from_bytes(size, "big"))
-        message.append((flags + size, body))
-        if not flags[0] & MORE:
-            yield message
-            message = []
-
-
-def _tag(message: list[tuple[bytes, bytes]]) -> str:
+def _tag(message: Message) -> str:
     """Tag of the request in a message; empty for anything else."""
     if len(message) < 2 or message[0][0][0] & COMMAND:
         return ""
