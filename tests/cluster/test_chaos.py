@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from tests.cluster.conftest import NAMESPACES, Caller
 from tests.cluster.control_plane import ControlPlane
+from tests.cluster.nodes import fake_nodes
 from tests.cluster.operators import NAMESPACE, Operator
 from tests.cluster.proxy import Faults, proxy
 from tests.cluster.servers import statistics
-from tests.cluster.test_children import NODES, fake_node
 from tests.cluster.test_operator import OWNED, change, make_pool, owned, wait_for_condition
 
 from kvpool_operator.cluster import CHILDREN, LEASES, PODS, POOLS, SECRETS
@@ -98,10 +98,9 @@ class Trouble:
 def trouble(api: Caller, control_plane: ControlPlane) -> Iterator[Trouble]:
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
     api(api.cluster.create(NAMESPACES, "", namespace))
-    for name in NODE_NAMES:
-        fake_node(api, name, **{"test/chaos": "yes"})
     seed = int(os.environ.get("KVPOOL_CHAOS_SEED") or random.SystemRandom().randrange(1 << 32))
     with contextlib.ExitStack() as stack:
+        stack.enter_context(fake_nodes(api, *NODE_NAMES, **{"test/chaos": "yes"}))
         faults = stack.enter_context(proxy(control_plane, "kvpool-operator-in-trouble"))
         numbers = stack.enter_context(statistics())
         more = {
@@ -115,8 +114,6 @@ def trouble(api: Caller, control_plane: ControlPlane) -> Iterator[Trouble]:
             stack.callback(replica.stop)
         made.revive()
         yield made
-    for name in NODE_NAMES:
-        api(api.cluster.delete(NODES, "", name, api(api.cluster.get(NODES, "", name))["metadata"]["uid"]))
 
 
 async def servers(api: Caller, namespace: str) -> list[dict[str, Any]]:

@@ -16,10 +16,10 @@ from tests.chart import rights as code
 from tests.chart.rendering import CRD_NAME, Helm, only, real_helm
 from tests.cluster.conftest import CRDS, Caller, make_namespace, remove_namespace
 from tests.cluster.control_plane import ControlPlane
+from tests.cluster.nodes import fake_nodes
 from tests.cluster.operators import operator
 from tests.cluster.releases import Kubectl, Release
 from tests.cluster.servers import statistics
-from tests.cluster.test_children import NODES, fake_node
 from tests.cluster.test_operator import change, make_pool, owned, wait_for_condition
 from tools.chart import CHART, DEPLOY
 
@@ -56,9 +56,8 @@ def release(api: Caller, control_plane: ControlPlane, helm: Helm) -> Iterator[Re
 
 @pytest.fixture
 def node(api: Caller) -> Iterator[None]:
-    fake_node(api, NODE, **{"test/pool": "yes"})
-    yield
-    forget(api, NODES, NODE)
+    with fake_nodes(api, NODE, **{"test/pool": "yes"}):
+        yield
 
 
 def test_all_replicas_run_where_the_restricted_level_is_enforced(api: Caller, release: Release, node: None) -> None:

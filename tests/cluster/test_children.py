@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from tests.cluster.conftest import Caller, make_namespace, remove_namespace
+from tests.cluster.nodes import fake_nodes
 from tests.unit.operator.cases import CASES, PRIVATE_KEY, PUBLIC_KEY, facts, raw_pool
 
-from kvpool_operator.cluster import CHILDREN, PODS, POOLS, SECRETS, Kind
+from kvpool_operator.cluster import CHILDREN, NODES, PODS, POOLS, SECRETS, Kind
 from kvpool_operator.desired import Facts, key_secret, manifests
 from kvpool_operator.desired.gpu import DRIVER_STATE_LABEL
 from kvpool_operator.errors import Absent, Forbidden, Rejected
@@ -17,7 +18,6 @@ from kvpool_operator.spec import GpuMode, IpcMode, Pool, parse_pool
 
 pytestmark = pytest.mark.cluster
 
-NODES = Kind("v1", "Node", "nodes", namespaced=False)
 BUILT_IN = facts(monitoring_kinds=frozenset())
 
 
@@ -149,16 +149,6 @@ def test_a_claim_with_admin_access_needs_the_namespace_to_allow_it(api: Caller, 
         api(api.cluster.apply(claim, dry_run=True))
 
 
-def fake_node(api: Caller, name: str, **labels: str) -> None:
-    body = {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {"name": name, "labels": labels, "annotations": {"kwok.x-k8s.io/node": "fake"}},
-        "status": {},
-    }
-    api(api.cluster.create(NODES, "", body))
-
-
 async def servers(api: Caller, namespace: str) -> dict[str, bool]:
     """Ready servers by node."""
     pods = await api.cluster.list(PODS, namespace, "kvpool.dev/role=server")
@@ -170,14 +160,9 @@ async def servers(api: Caller, namespace: str) -> dict[str, bool]:
 
 
 @pytest.fixture
-def two_nodes(api: Caller) -> Iterator[tuple[str, str]]:
-    names = ("one", "two")
-    for name in names:
-        fake_node(api, name, **{"nvidia.com/gpu.present": "true"})
-    yield names
-    for name in names:
-        uid = api(api.cluster.get(NODES, "", name))["metadata"]["uid"]
-        api(api.cluster.delete(NODES, "", name, uid))
+def two_nodes(api: Caller) -> Iterator[tuple[str, ...]]:
+    with fake_nodes(api, "one", "two", **{"nvidia.com/gpu.present": "true"}) as names:
+        yield names
 
 
 def without_classes(body: dict[str, Any]) -> dict[str, Any]:
@@ -186,7 +171,7 @@ def without_classes(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_servers_run_on_matching_nodes_and_go_with_their_pool(
-    api: Caller, namespace: str, two_nodes: tuple[str, str]
+    api: Caller, namespace: str, two_nodes: tuple[str, ...]
 ) -> None:
     pool = store(api, namespace, without_classes(raw_pool(next(c for c in CASES if c.name == "minimal"))))
     known = facts(monitoring_kinds=frozenset(), priority_class=None)
@@ -210,7 +195,7 @@ def built_in_kinds() -> list[Kind]:
 
 
 def test_servers_leave_a_node_whose_driver_is_replaced_and_come_back(
-    api: Caller, namespace: str, two_nodes: tuple[str, str]
+    api: Caller, namespace: str, two_nodes: tuple[str, ...]
 ) -> None:
     one, two = two_nodes
     pool = store(api, namespace, without_classes(raw_pool(next(c for c in CASES if c.name == "minimal"))))

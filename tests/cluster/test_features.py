@@ -11,13 +11,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.chart.rendering import real_helm
 from tests.cluster.conftest import NAMESPACES, Caller, make_namespace, remove_namespace
 from tests.cluster.control_plane import ControlPlane
+from tests.cluster.nodes import fake_nodes
 from tests.cluster.operators import NAMESPACE, Operator, operator
 from tests.cluster.releases import Release
 from tests.cluster.servers import Statistics, statistics
-from tests.cluster.test_children import NODES, fake_node
 from tests.cluster.test_operator import change, make_pool, wait_for_condition
 
-from kvpool_operator.cluster import CHILDREN, PODS, POOLS
+from kvpool_operator.cluster import CHILDREN, NODES, PODS, POOLS
 from kvpool_operator.desired.gpu import DRIVER_STATE_LABEL
 
 pytestmark = pytest.mark.cluster
@@ -35,11 +35,8 @@ def numbers() -> Iterator[Statistics]:
 
 @pytest.fixture(scope="module")
 def nodes(api: Caller) -> Iterator[tuple[str, ...]]:
-    for name in NODE_NAMES:
-        fake_node(api, name, **{"test/features": "yes"})
-    yield NODE_NAMES
-    for name in NODE_NAMES:
-        api(api.cluster.delete(NODES, "", name, api(api.cluster.get(NODES, "", name))["metadata"]["uid"]))
+    with fake_nodes(api, *NODE_NAMES, **{"test/features": "yes"}) as names:
+        yield names
 
 
 @pytest.fixture(scope="module")

@@ -8,16 +8,15 @@ from typing import Any
 import pytest
 from tests.cluster.conftest import NAMESPACES, Caller
 from tests.cluster.control_plane import ControlPlane
+from tests.cluster.nodes import fake_nodes
 from tests.cluster.operators import NAMESPACE, Operator, operator
 from tests.cluster.servers import Statistics, statistics
-from tests.cluster.test_children import fake_node
 
 from kvpool_operator.cluster import CHILDREN, LEASES, PODS, POOLS, SECRETS, Cluster, Kind
 from kvpool_operator.errors import Absent, Conflict
 
 pytestmark = pytest.mark.cluster
 
-NODES = Kind("v1", "Node", "nodes", namespaced=False)
 NODE_NAMES = ("alpha", "beta", "gamma")
 SPEC: dict[str, Any] = {
     "l1": {"size": "1Gi"},
@@ -42,11 +41,8 @@ def numbers() -> Iterator[Statistics]:
 
 @pytest.fixture(scope="module")
 def nodes(api: Caller) -> Iterator[tuple[str, ...]]:
-    for name in NODE_NAMES:
-        fake_node(api, name, **{"test/pool": "yes"})
-    yield NODE_NAMES
-    for name in NODE_NAMES:
-        api(api.cluster.delete(NODES, "", name, api(api.cluster.get(NODES, "", name))["metadata"]["uid"]))
+    with fake_nodes(api, *NODE_NAMES, **{"test/pool": "yes"}) as names:
+        yield names
 
 
 @pytest.fixture(scope="module")

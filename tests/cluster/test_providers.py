@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The portable stories on a cluster that belongs to somebody else: they run, and touch nothing but their namespaces."""
 
+import contextlib
 import os
 import re
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.cluster.conftest import Caller
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.test_children import NODES
+from tests.cluster.nodes import fake_nodes
 from tests.portable.providers import ExistingProvider, KindProvider, provider
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -30,21 +31,14 @@ def stories(**environ: str) -> subprocess.CompletedProcess[str]:
 def test_on_a_foreign_cluster_nothing_outside_of_their_own_namespaces_is_touched(
     api: Caller, control_plane: ControlPlane
 ) -> None:
-    names = ("visited-a", "visited-b")
-    for name in names:
-        metadata = {
-            "name": name,
-            "labels": {"kubernetes.io/hostname": name},
-            "annotations": {"kwok.x-k8s.io/node": "fake"},
-        }
-        api(api.cluster.create(NODES, "", {"apiVersion": "v1", "kind": "Node", "metadata": metadata}))
-    kubeconfig = control_plane.kubeconfig(VISITOR, ("system:masters",))
-    start = control_plane.audit_log.stat().st_size
+    with contextlib.ExitStack() as nodes:
+        for name in ("visited-a", "visited-b"):
+            nodes.enter_context(fake_nodes(api, name, **{"kubernetes.io/hostname": name}))
+        kubeconfig = control_plane.kubeconfig(VISITOR, ("system:masters",))
+        start = control_plane.audit_log.stat().st_size
 
-    done = stories(E2E_PROVIDER="existing", KUBECONFIG=str(kubeconfig), E2E_CAPABILITIES="controllers,pods")
+        done = stories(E2E_PROVIDER="existing", KUBECONFIG=str(kubeconfig), E2E_CAPABILITIES="controllers,pods")
 
-    for name in names:
-        api(api.cluster.delete(NODES, "", name, api(api.cluster.get(NODES, "", name))["metadata"]["uid"]))
     assert done.returncode == 0, done.stdout + done.stderr
     skipped = re.findall(r"SKIPPED \[\d+\] .*: (.*)", done.stdout)
     assert sorted(skipped) == ["the cluster lacks crd (existing)", "the cluster lacks kubelet (existing)"]

@@ -14,10 +14,10 @@ import yaml
 from tests.chart.rendering import CRD_NAME, Helm, real_helm
 from tests.cluster.conftest import CRDS, Caller, connect, make_namespace
 from tests.cluster.control_plane import ControlPlane
+from tests.cluster.nodes import fake_node
 from tests.cluster.operators import Operator
 from tests.cluster.releases import Release
 from tests.cluster.servers import statistics
-from tests.cluster.test_children import fake_node
 from tests.cluster.test_operator import change, owned, wait_for_condition
 from tools.chart import CHART, CRD_TEMPLATE
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from tests.cluster.conftest import NAMESPACES, Caller
 from tests.cluster.control_plane import ControlPlane
+from tests.cluster.nodes import fake_nodes
 from tests.cluster.operators import NAMESPACE as OPERATOR_NAMESPACE
 from tests.cluster.operators import Operator, operator
 from tests.cluster.servers import statistics
-from tests.cluster.test_children import NODES, fake_node
 from tests.cluster.test_operator import change, make_pool, wait_for_condition
 from tests.cluster.webhooks import NAMESPACE, Deployment, deployment
 
@@ -27,10 +27,12 @@ def replica(api: Caller, control_plane: ControlPlane) -> Iterator[Operator]:
     """An operator, and a node for engines and servers."""
     for name in (NAMESPACE, OPERATOR_NAMESPACE):
         api(api.cluster.create(NAMESPACES, "", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}))
-    fake_node(api, NODE, **{"test/pool": "yes"})
-    with statistics() as numbers, operator(control_plane, "repair-operator", numbers.url) as made:
+    with (
+        fake_nodes(api, NODE, **{"test/pool": "yes"}),
+        statistics() as numbers,
+        operator(control_plane, "repair-operator", numbers.url) as made,
+    ):
         yield made
-    api(api.cluster.delete(NODES, "", NODE, api(api.cluster.get(NODES, "", NODE))["metadata"]["uid"]))
 
 
 @pytest.fixture
