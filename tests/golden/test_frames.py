@@ -78,6 +78,7 @@ REQUESTS = (
     m.Clear(model="org/model", forced=True),
     m.Subscribe(after=7),
     m.Stats(),
+    m.Locate(server_id="node-2"),
     m.Ping(),
 )
 
@@ -131,6 +132,7 @@ REPLIES = (
         oldest_lease_s=0.5,
         counters={'kvpool_lookups_total{reason="all"}': 1.0},
     ),
+    m.Located(addresses=("tcp://192.0.2.2:7410",)),
     m.Pong(),
 )
 

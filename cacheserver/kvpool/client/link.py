@@ -20,7 +20,7 @@ from kvpool.client.call import Call, Frame
 from kvpool.client.desk import Desk
 from kvpool.client.gate import CopyGate
 from kvpool.client.keeper import Keeper
-from kvpool.client.locate import Locator
+from kvpool.client.locate import Clues, Locator, sources
 from kvpool.client.segments import Segments
 from kvpool.client.session import Session, SessionOverError
 from kvpool.client.socket import Door
@@ -34,6 +34,7 @@ from kvpool.wire.messages import Register, Reply, Request, Welcome
 __all__ = ["Link"]
 
 R = TypeVar("R", bound=Reply)
+T = TypeVar("T")
 
 
 class Link:
@@ -45,6 +46,7 @@ class Link:
         kind: ClientKind,
         *,
         role: Role | None = None,
+        clues: Clues | None = None,
         on_state: Callable[[LinkState], None] | None = None,
         accept: Callable[[Welcome], UncachedReason | None] | None = None,
     ) -> None:
@@ -54,6 +56,7 @@ class Link:
             config: where the server is, credentials, deadlines.
             kind: a worker or scheduler is healthy once registered, a probe after Hello.
             role: instead of the configured one.
+            clues: how a server of another node may be found, if that is where the configured one is.
             on_state: told each new state, on the link's thread; must not block.
             accept: asked after each Welcome, on the link's thread; may set ``registration``. A reason that it returns
                 keeps the link uncached.
@@ -61,7 +64,7 @@ class Link:
         self.config = config
         self.kind = kind
         self.role = role or config.role
-        self._locator = Locator(config.server, self._identify)
+        self._locator = Locator(config.server, self._identify, sources(config, clues or Clues(), self._ask_for))
         self.client_id = os.urandom(16)
         """Random for each process's link, never a process id: those repeat over containers."""
         door = Door()
@@ -171,10 +174,25 @@ class Link:
 
     def _identify(self, address: str) -> str:
         """Ask the server at *address* who it is; on the link's thread."""
+        return self._asked(address, lambda session: session.hello().server_id)
+
+    def _ask_for(self, address: str, server_id: str) -> tuple[str, ...]:
+        """Ask the server at *address* where another one is; on the link's thread."""
+
+        def asked(session: Session) -> tuple[str, ...]:
+            session.hello()
+            return session.locate(server_id)
+
+        return self._asked(address, asked)
+
+    def _asked(self, address: str, question: Callable[[Session], T]) -> T:
+        """Put one question to the server at *address*."""
         session = Session(self._door, replace(self.config, server=address), ClientKind.PROBE, os.urandom(16), self.role)
         try:
-            return session.hello().server_id
+            return question(session)
         except SessionOverError as e:
             raise e.error from e
         finally:
-            session.close(ServerUnavailable("asked for its id alone"))
+            session.close(ServerUnavailable("one question was all"))
+            if session.descriptors is not None:
+                session.descriptors.close()

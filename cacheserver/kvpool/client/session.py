@@ -34,6 +34,7 @@ from kvpool.wire.descriptors import SUFFIX
 from kvpool.wire.messages import (
     AttachBulk,
     Hello,
+    Locate,
     Ping,
     Pong,
     Register,
@@ -143,6 +144,14 @@ class Session:
         reply = self._exchange(request, monotonic() + self._config.request_s)
         self.registered = registration
         return reply
+
+    def locate(self, server_id: str) -> tuple[str, ...]:
+        """Ask this server where another one of its pool is.
+
+        Raises:
+            CacheError: refused, no answer in time, or a server that does not know the question.
+        """
+        return self._exchange(Locate(server_id=server_id), monotonic() + self._config.request_s).addresses
 
     def unregister(self, ends_s: float) -> None:
         """Say that this client is over.

@@ -241,6 +241,13 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     server_id: Annotated[
         str, Meta(max_length=253, description="Name of this server, for people; empty is the host's name.")
     ] = ""
+    servers_file: Annotated[
+        str,
+        Meta(
+            description="List of the pool's servers, one `tcp://host:port#ID` a line, for clients that ask where one "
+            "is; read for each question. Empty: such clients look elsewhere."
+        ),
+    ] = ""
     chunk_tokens: Annotated[int, Meta(ge=1, le=65536, description="Tokens of one chunk.")] = 256
     drain_s: Annotated[float, Meta(gt=0, le=60, description="Time for work under way after SIGTERM.")] = 4.0
     listen: ListenConfig = ListenConfig()
@@ -276,6 +283,20 @@ class ClientConfig(Section, frozen=True, kw_only=True):
             "names: how a scheduler reaches those of its ranks on other nodes.",
         ),
     ] = ""
+    servers_file: Annotated[
+        str,
+        Meta(
+            description="File with a list of all servers, one `tcp://host:port#ID` a line, read at each connection to "
+            "another node's server that could not be found before: it may be missing, and may change."
+        ),
+    ] = ""
+    servers: Annotated[
+        tuple[Annotated[str, Meta(pattern="^tcp://.+:[0-9]+(#.+)?$")], ...],
+        Meta(
+            description="The same list in the configuration itself, asked last. The id may be left out: each server is "
+            "asked who it is."
+        ),
+    ] = ()
     server_key: Annotated[str, Meta(description="The server's public CURVE key (Z85); needed with tcp.")] = ""
     server_key_file: Annotated[
         str, Meta(description="File with the same key, read at each connection; it may be written later.")

@@ -5,6 +5,7 @@ import threading
 from dataclasses import dataclass
 
 from kvpool.client.link import Link
+from kvpool.client.locate import Clues
 from kvpool.client.state import LinkState
 from kvpool.config import ClientConfig
 from kvpool.connector.groups import blocks_per_chunk
@@ -34,9 +35,11 @@ class Attachment:
     ``session`` may be called from any thread.
     """
 
-    def __init__(self, config: ClientConfig, kind: ClientKind, ring: Ring | None = None) -> None:
+    def __init__(
+        self, config: ClientConfig, kind: ClientKind, ring: Ring | None = None, clues: Clues | None = None
+    ) -> None:
         self._ring = ring
-        self.link = Link(config, kind, on_state=self._on_state, accept=self._accept)
+        self.link = Link(config, kind, clues=clues, on_state=self._on_state, accept=self._accept)
         self._told = threading.Event()
         self._modes = config.modes if kind is ClientKind.WORKER else ()
         self._facts: WorkerFacts | None = None

@@ -25,7 +25,7 @@ from kvpool.connector.net import Half
 from kvpool.connector.plan import StepPlan, WorkerFacts, decode
 from kvpool.connector.rates import Rates
 from kvpool.connector.scheduler import SchedulerSide, Step
-from kvpool.connector.servers import NotPlaced, Placement, Servers, join, placements
+from kvpool.connector.servers import NotPlaced, Placement, Servers, clues_of, join, placements
 from kvpool.connector.statistics import server_key
 from kvpool.connector.translate import EngineFacts, namespace_of
 from kvpool.connector.worker import Transfers, WorkerSide
@@ -245,7 +245,9 @@ class SchedulerHalf(Half):
         self.refusal = disagreement(workers)
         if not self.refusal:
             try:
-                placed = placements(workers, self._node, self._config.all_servers)
+                config = self._config
+                listed = bool(config.servers or config.servers_file)
+                placed = placements(workers, self._node, config.all_servers, listed=listed)
             except NotPlaced as e:
                 self.refusal = str(e)
         if self.refusal:
@@ -255,7 +257,7 @@ class SchedulerHalf(Half):
         self._model = facts.namespace.model if facts.namespace is not None else ""
         groups = {group.number: group for worker in workers for group in worker.groups}
         assert facts.namespace is not None
-        links = {p.label: Attachment(replace(self._config, server=p.server), ClientKind.SCHEDULER) for p in placed}
+        links = {p.label: self._attachment(p) for p in placed}
         self.attachment = join(links)
         hits = Hits(
             scheduler_over([Member(p.label, links[p.label].link, p.shards, p.stage) for p in placed], self._config),
@@ -284,6 +286,10 @@ class SchedulerHalf(Half):
         for place in placed:
             links[place.label].begin(place.facts, place.shards)
         self.attachment.wait_verdict(self._config.connect_s)
+
+    def _attachment(self, place: Placement) -> Attachment:
+        config = replace(self._config, server=place.server)
+        return Attachment(config, ClientKind.SCHEDULER, clues=clues_of(place, self._config.server))
 
     def _session(self) -> Session | None:
         return None if self.attachment is None else self.attachment.session()

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Final
 
-from kvpool.client.locate import at
+from kvpool.client.locate import Clues, at
 from kvpool.client.state import LinkState
 from kvpool.connector.attach import Attachment, Session
 from kvpool.connector.plan import WorkerFacts
 from kvpool.model.reasons import UncachedReason
 
-__all__ = ["NotPlaced", "Placement", "Servers", "join", "placements"]
+__all__ = ["NotPlaced", "Placement", "Servers", "clues_of", "join", "placements"]
 
 log = logging.getLogger("kvpool.connector")
 
@@ -42,21 +42,33 @@ class Placement:
     label: str
     """The server's address, and the stage where there are several."""
 
+    told: str = ""
+    """Address of it that its workers told, if it is on another node and that address might lead there."""
 
-def placements(workers: Sequence[WorkerFacts], node: str, all_servers: str = "") -> tuple[Placement, ...]:
+
+def placements(
+    workers: Sequence[WorkerFacts], node: str, all_servers: str = "", *, listed: bool = False
+) -> tuple[Placement, ...]:
     """Return the servers of *workers* with what is held there, for a scheduler that runs on *node*.
 
-    What a worker calls its server may lead each node to its own one. So those of other nodes are found by their nodes
-    among *all_servers*, an address whose name lists all of them, where that is known.
+    What a worker calls its server may lead each node to its own one. So those of other nodes are found by their nodes,
+    which are the servers' ids, where there is something to find them by.
 
     Ranks that hold the same shard may use several servers: each then keeps the shard, and a hit is one at all of them.
+
+    Args:
+        workers: what the workers told.
+        node: of the scheduler.
+        all_servers: an address whose name lists all servers; empty if there is none.
+        listed: there is a list of servers to look into.
 
     Raises:
         NotPlaced: a server cannot be reached from here, or the ranks at one server do not fit each other.
     """
     homes: dict[tuple[str, int], list[WorkerFacts]] = {}
     for facts in workers:
-        server = facts.server if facts.node == node or not all_servers else at(all_servers, facts.node)
+        far = facts.node != node and (all_servers or listed)
+        server = at(all_servers, facts.node) if far else facts.server
         if facts.node != node and server.startswith(_LOCAL):
             raise NotPlaced(
                 f"shard {facts.shard} is at {facts.server} of another machine, which cannot be reached from this "
@@ -72,6 +84,7 @@ def placements(workers: Sequence[WorkerFacts], node: str, all_servers: str = "")
             stage,
             ranks[0],
             f"{server} stage {stage}" if ranks[0].stages > 1 else server,
+            "" if server == ranks[0].server or ranks[0].server.startswith(_LOCAL) else ranks[0].server,
         )
         for (server, stage), ranks in homes.items()
     )
@@ -92,6 +105,11 @@ def _check_readers(server: str, ranks: Sequence[WorkerFacts]) -> None:
             f"the shards at {server} are shared by {sorted({facts.readers for facts in ranks})} ranks, and one number "
             "for all is supported: give each node whole groups of the ranks that hold the same"
         )
+
+
+def clues_of(place: Placement, home: str) -> Clues:
+    """How the server of *place* may be found from the node whose own server is at *home*."""
+    return Clues(place.told, home if place.server != home else "")
 
 
 def join(attachments: Mapping[str, Attachment]) -> "Attachment | Servers":

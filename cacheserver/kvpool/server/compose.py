@@ -42,6 +42,7 @@ from kvpool.server.live import LiveConfig, LiveState
 from kvpool.server.logs import configure
 from kvpool.server.loop import Loop
 from kvpool.server.movers import Movers
+from kvpool.server.neighbours import neighbours
 from kvpool.server.parts import Parts
 from kvpool.server.paths import ListenError
 from kvpool.server.places import MoverPlaces, memory_of
@@ -275,6 +276,7 @@ class Server:
             watches=descriptors.watches if descriptors else lambda _: False,
             goodbye=descriptors.forget if descriptors else lambda _: None,
             mover_listens=self._places.next,
+            neighbours=neighbours(self._config.servers_file),
             snapshot=self._publish,
             draining=lambda: self._dispatcher.draining,
         )

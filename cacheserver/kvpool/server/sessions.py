@@ -26,6 +26,8 @@ from kvpool.wire.messages import (
     Cleared,
     Hello,
     Limits,
+    Locate,
+    Located,
     Ping,
     Pong,
     Register,
@@ -74,6 +76,9 @@ class Rim:
     mover_listens: Callable[[Origin], str]
     """Where the next mover of a client that came this way listens."""
 
+    neighbours: Callable[[str], tuple[str, ...]]
+    """Where the pool's server of an id may be."""
+
     snapshot: Callable[[], ServerSnapshot]
     draining: Callable[[], bool]
     """Whether new work is refused."""
@@ -96,6 +101,7 @@ class SessionVerbs:
         dispatcher.add(Unregister, Route(handler=self.unregister, while_expired=True, releases=True))
         dispatcher.add(Clear, Route(handler=self.clear))
         dispatcher.add(Stats, Route(handler=self.stats))
+        dispatcher.add(Locate, Route(handler=self.locate))
         dispatcher.add(Ping, Route(handler=self.ping, place=Place.ANY))
 
     def hello(self, call: Call, request: Hello) -> Answer:
@@ -192,6 +198,10 @@ class SessionVerbs:
                 counters=dict(now.series),
             )
         )
+
+    def locate(self, _call: Call, request: Locate) -> Answer:
+        """Say where another server of the pool is, as far as the mounted list knows."""
+        return Answer(Located(addresses=self._rim.neighbours(request.server_id)))
 
     def ping(self, _call: Call, _request: Ping) -> Answer:
         """The client lives, and so does the server."""

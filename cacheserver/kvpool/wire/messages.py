@@ -28,7 +28,7 @@ from kvpool.wire.registration import (
 )
 from kvpool.wire.retrieves import Bytes, CommitRetrieve, PrepareRetrieve, Readable, ReadChunk, Retrieved
 from kvpool.wire.stores import CommitStore, Prepared, PrepareStore, Stored, WriteChunk, Wrote
-from kvpool.wire.upkeep import Clear, Cleared, Ping, Pong, Statistics, Stats
+from kvpool.wire.upkeep import Clear, Cleared, Locate, Located, Ping, Pong, Statistics, Stats
 
 __all__ = [
     "AnyReply",
@@ -50,6 +50,8 @@ __all__ = [
     "Freed",
     "Hello",
     "Limits",
+    "Locate",
+    "Located",
     "Lookup",
     "LookupStatus",
     "Ping",
@@ -102,6 +104,7 @@ AnyRequest = (
     | Clear
     | Subscribe
     | Stats
+    | Locate
     | Ping
 )
 
@@ -125,5 +128,6 @@ AnyReply = (
     | Cleared
     | Events
     | Statistics
+    | Located
     | Pong
 )

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is asked of the server itself."""
 
+from typing import Annotated
+
+from msgspec import Meta
+
 from kvpool.wire.basics import Count, Reply, Request
 
-__all__ = ["Clear", "Cleared", "Ping", "Pong", "Statistics", "Stats"]
+__all__ = ["Clear", "Cleared", "Locate", "Located", "Ping", "Pong", "Statistics", "Stats"]
 
 
 class Cleared(Reply, frozen=True, kw_only=True, tag="cleared"):
@@ -46,6 +50,19 @@ class Statistics(Reply, frozen=True, kw_only=True, tag="statistics"):
 
 class Stats(Request[Statistics], frozen=True, kw_only=True, tag="stats"):
     """Numbers of the server; needs a Hello of any kind."""
+
+
+class Located(Reply, frozen=True, kw_only=True, tag="located"):
+    """Answer to Locate."""
+
+    addresses: tuple[str, ...] = ()
+    """Where that server may be; who asks it for its id knows. None if this server cannot tell."""
+
+
+class Locate(Request[Located], frozen=True, kw_only=True, tag="locate"):
+    """Asks where another server of the pool is; needs a Hello of any kind."""
+
+    server_id: Annotated[str, Meta(min_length=1, max_length=253)]
 
 
 class Pong(Reply, frozen=True, kw_only=True, tag="pong"):

@@ -4,27 +4,22 @@
 import logging
 
 import msgspec
-import numpy as np
 import pytest
 from tests.fakes.clients import until
-from tests.fakes.engine_parts import BLOCK, CHUNK, FakeRequest, engine_config
+from tests.fakes.engine_parts import CHUNK, FakeRequest
+from tests.fakes.ranks_apart import CHUNKS, PROMPT, RanksApart
 from tests.fakes.scripted_server import ScriptedServer
-from tests.unit.connector.test_halves import Tensor
 
 from kvpool.client.group import GroupScheduler
+from kvpool.client.locate import Clues
 from kvpool.config import ClientConfig
 from kvpool.connector.attach import Attachment
-from kvpool.connector.halves import SchedulerHalf, WorkerHalf
+from kvpool.connector.halves import SchedulerHalf
 from kvpool.connector.plan import StepPlan, WorkerFacts, encode
 from kvpool.connector.scheduler import Step
-from kvpool.connector.servers import NotPlaced, placements
-from kvpool.connector.translate import engine_facts
+from kvpool.connector.servers import NotPlaced, clues_of, placements
 from kvpool.model.reasons import UncachedReason
 from kvpool.wire import messages as m
-
-BLOCKS = 64
-PROMPT = list(range(40))
-CHUNKS = 2
 
 
 def rank(shard, server, node="here"):
@@ -69,6 +64,26 @@ def test_servers_of_other_nodes_are_found_by_their_nodes_where_a_name_lists_all(
     ]
     assert [p.server for p in placements(workers, "head-without-a-server", "tcp://all:7410")] == [
         f"tcp://all:7410#{node}" for node in ("here", "there", "third")
+    ]
+
+
+def test_servers_of_other_nodes_are_looked_for_where_only_a_list_is_given() -> None:
+    """What the worker told comes first, unless it leads each machine to its own server."""
+    home = "tcp://kvpool-main-node.models.svc:7410"
+    workers = [
+        rank(0, home, "here"),
+        rank(1, home, "there"),
+        rank(2, "ipc:///run/s", "third"),
+        rank(3, "tcp://192.0.2.4:7410", "fourth"),
+    ]
+
+    placed = placements(workers, "here", listed=True)
+
+    assert [(p.server, clues_of(p, home)) for p in placed] == [
+        (home, Clues("", "")),
+        ("anywhere#there", Clues(home, home)),
+        ("anywhere#third", Clues("", home)),
+        ("anywhere#fourth", Clues("tcp://192.0.2.4:7410", home)),
     ]
 
 
@@ -122,86 +137,6 @@ def test_a_server_that_only_its_own_machine_reaches_is_refused_by_name(server) -
         placements([rank(0, "ipc:///a"), rank(1, server, node="there")], "here")
 
 
-class Engine:
-    """One scheduler's half and two ranks, each with a server of its own."""
-
-    def __init__(self, servers, **config):
-        config = {"transfer_s": 5.0, "request_s": 0.5, "lookup_s": 1.0, "connect_s": 1.0} | config
-        rng = np.random.default_rng(7)
-        self.caches, self.workers, self.now_s = [], [], 0.0
-        for number, server in enumerate(servers):
-            cache = {n: rng.random((BLOCKS, 2, BLOCK, 8), np.float32) for n in ("layers.0", "layers.1")}
-            worker = WorkerHalf(ClientConfig(server=server.address, **config), "here")
-            facts = engine_facts(
-                *engine_config(parallel_config__rank=number, parallel_config__tensor_parallel_size=len(servers)),
-                hash_tokens=BLOCK,
-                fingerprints=None,
-            )
-            worker.register(facts, {n: Tensor(a) for n, a in cache.items()}, {"layers.0": "p", "layers.1": "p"})
-            self.caches.append(cache)
-            self.workers.append(worker)
-        self.scheduler = SchedulerHalf(ClientConfig(server=servers[0].address, **config), "here")
-        self.scheduler.attach([encode(worker.facts) for worker in self.workers])
-
-    def healthy(self):
-        for half in (self.scheduler, *self.workers):
-            until(lambda half=half: half.attachment.uncached() is None)
-        return self
-
-    def close(self):
-        for half in (self.scheduler, *self.workers):
-            half.close()
-
-    def step(self, *scheduled, blocks=(), idle=False):
-        """Plan and run one step; returns the requests whose loads ended on each rank, and the bad blocks."""
-        plan = self.scheduler.plan(Step(scheduled, lambda _: [blocks], idle=idle))
-        loaded, bad = [], set()
-        for worker in self.workers:
-            worker.preempt(plan)
-            worker.begin(plan)
-            worker.load(plan)
-            worker.saved(ran=True)
-            loaded.append(worker.results(plan)[1])
-            bad |= worker.bad_blocks()
-        return plan, loaded, bad
-
-    def compute(self, request_id, blocks):
-        """A request that is computed and stored whole; returns the plan."""
-        request = FakeRequest(request_id, PROMPT)
-        self.scheduler.arrived(request, 0.0)
-        until(lambda: self.matched(request) is not None)
-        self.scheduler.allocated(request_id, [blocks], 0)
-        plan, *_ = self.step((request_id, len(PROMPT)), blocks=blocks)
-        for worker in self.workers:
-            until(lambda worker=worker: request_id not in worker._transfers._ledger._stores)
-        self.scheduler.finished(request_id)
-        return plan
-
-    def matched(self, request):
-        return self.scheduler.matched(request, 0, 0.0)[0]
-
-    def hit(self, request_id):
-        request = FakeRequest(request_id, PROMPT)
-        self.scheduler.arrived(request, 0.0)
-        return until(lambda: (tokens := self.matched(request)) is not None and (tokens,))[0]
-
-    def load(self, request_id, blocks):
-        """Load a hit; returns the bad blocks of all ranks."""
-        self.scheduler.allocated(request_id, [blocks], CHUNKS * CHUNK)
-        _, first, bad = self.step()
-        ended = [set(loaded) for loaded in first]
-
-        def all_ended():
-            _, loaded, more = self.step(idle=True)
-            bad.update(more)
-            for mine, new in zip(ended, loaded, strict=True):
-                mine.update(new)
-            return all(ended)
-
-        until(all_ended)
-        return bad
-
-
 @pytest.fixture
 def servers(tmp_path):
     made = []
@@ -216,7 +151,7 @@ def servers(tmp_path):
 
 @pytest.fixture
 def engine(servers):
-    engine = Engine(servers)
+    engine = RanksApart([server.address for server in servers])
     engine.healthy()
     yield engine
     engine.close()
@@ -308,7 +243,7 @@ def test_a_server_that_dies_under_a_load_costs_that_ranks_blocks_and_nothing_els
 @pytest.mark.behaviour("R112")
 def test_servers_with_chunks_of_different_sizes_leave_the_engine_uncached_with_that_reason(servers) -> None:
     servers[1].welcome = {"chunk_tokens": 2 * CHUNK}
-    engine = Engine(servers)
+    engine = RanksApart([server.address for server in servers])
     attachment = engine.scheduler.attachment
     try:
         until(lambda: attachment.down() == 0)
@@ -321,7 +256,7 @@ def test_servers_with_chunks_of_different_sizes_leave_the_engine_uncached_with_t
 
 
 def test_one_server_for_all_ranks_is_attached_as_before(servers) -> None:
-    engine = Engine([servers[0], servers[0]])
+    engine = RanksApart([servers[0].address] * 2)
     try:
         engine.healthy()
         assert type(engine.scheduler.attachment) is Attachment
@@ -334,7 +269,7 @@ def test_one_server_for_all_ranks_is_attached_as_before(servers) -> None:
 
 
 def test_one_server_under_two_addresses_is_said(servers, caplog) -> None:
-    engine = Engine(servers)
+    engine = RanksApart([server.address for server in servers])
     try:
         servers[1].boot_id = servers[0].boot_id
         with caplog.at_level(logging.WARNING, "kvpool.connector"):
@@ -351,7 +286,7 @@ def test_one_server_under_two_addresses_is_said(servers, caplog) -> None:
 
 
 def test_a_rank_that_cannot_be_reached_is_refused_in_words(servers) -> None:
-    engine = Engine(servers)
+    engine = RanksApart([server.address for server in servers])
     engine.close()
     half = SchedulerHalf(ClientConfig(server=servers[0].address), "here")
 
