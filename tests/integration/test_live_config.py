@@ -45,12 +45,7 @@ class Live:
         fresh.rename(self.folder / "server.json")
 
     def status(self) -> dict[str, Any]:
-        host, _, port = self.process.operations.rpartition(":")
-        connection = http.client.HTTPConnection(host, int(port), timeout=5)
-        connection.request("GET", "/status")
-        found: dict[str, Any] = json.loads(connection.getresponse().read())
-        connection.close()
-        return found
+        return status_of(self.process.operations)
 
     def reaches(self, **wanted: Any) -> dict[str, Any]:
         """Wait until the status says so."""
@@ -58,6 +53,16 @@ class Live:
 
     def memory(self) -> int:
         return sum(f.stat().st_blocks * 512 for f in (self.folder / "l1").glob("*.data"))
+
+
+def status_of(operations: str) -> dict[str, Any]:
+    """What the server with that operations face says of itself."""
+    host, _, port = operations.rpartition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=5)
+    connection.request("GET", "/status")
+    found: dict[str, Any] = json.loads(connection.getresponse().read())
+    connection.close()
+    return found
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 
 from kvpool import __version__
 from kvpool.config import (
+    LIVE_FIELDS,
     AuthConfig,
     AuthKind,
     ClientConfig,
@@ -18,8 +19,11 @@ from kvpool.config import (
     ServerConfig,
     decode_client,
     decode_server,
+    leaf_fields,
     parse_bytes,
     render,
+    restart_fields,
+    without_live,
 )
 from kvpool.model.identity import Mode, Role
 
@@ -192,3 +196,23 @@ def test_an_environment_of_another_version_may_hold_what_this_one_does_not_know(
     assert read.label == "pod"
     with pytest.raises(ConfigError, match="FROM_THE_FUTURE"):
         decode_client(b"", environ)
+
+
+def test_what_is_followed_while_a_server_runs_is_no_reason_to_restart_it() -> None:
+    before = server(l1={"quotas": {"a": 0.5}}, log={"level": "debug"})
+    after = server(
+        l1={"size_bytes": 64 << 20, "evict_to": 0.5},
+        auth={"tenant": "t", "tenants": {"n": "t"}, "namespaces": ["n"]},
+        living_pools=["p"],
+    )
+
+    assert restart_fields(before, after) == []
+    assert without_live(before) == without_live(after) == ServerConfig()
+
+
+def test_every_other_field_counts_from_the_next_start_on() -> None:
+    changed = server(chunk_tokens=64, log={"format": "text", "level": "error"}, auth={"leeway_s": 1})
+
+    assert restart_fields(ServerConfig(), changed) == ["auth.leeway_s", "chunk_tokens", "log.format"]
+    assert without_live(changed) != without_live(ServerConfig())
+    assert {".".join(path) for path, _ in leaf_fields(ServerConfig).values()} >= LIVE_FIELDS

@@ -23,6 +23,7 @@ from kvpool.config.fields import (
     Section,
     ServerConfig,
 )
+from kvpool.config.live import LIVE_FIELDS, restart_fields, without_live
 from kvpool.config.reading import (
     CLIENT_ENV_PREFIX,
     SERVER_ENV_PREFIX,
@@ -36,6 +37,7 @@ from kvpool.config.reading import (
 
 __all__ = [
     "CLIENT_ENV_PREFIX",
+    "LIVE_FIELDS",
     "SERVER_ENV_PREFIX",
     "AuthConfig",
     "AuthKind",
@@ -57,4 +59,6 @@ __all__ = [
     "leaf_fields",
     "parse_bytes",
     "render",
+    "restart_fields",
+    "without_live",
 ]

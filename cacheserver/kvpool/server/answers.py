@@ -40,12 +40,15 @@ class Answers:
         self._boot_id = boot_id
         self._numbers = numbers
         self._on_full = on_full
-        # Bound here and not at import: by now the log has been configured.
-        self._log = structlog.get_logger().bind()
+        self.follow_log()
         self._deadlines: list[tuple[float, int, Call]] = []
         self._sequence = count()
         self.waiting = 0
         """Requests that wait for something."""
+
+    def follow_log(self) -> None:
+        """Write by the level that the log has now; bound once, since a line for each request must cost nothing."""
+        self._log = structlog.get_logger().bind()
 
     def hold(self, call: Call) -> None:
         """Keep *call* open: somebody will finish it, or its deadline will."""

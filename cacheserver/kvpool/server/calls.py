@@ -44,6 +44,9 @@ class Client:
     expires_s: float | None
     """When its identity must have been renewed."""
 
+    namespace: str | None = None
+    """The pod's namespace, as its credential shows it; None if that does not say."""
+
     mode: Mode | None = None
     """How its bytes move; None until it registers."""
 

@@ -110,7 +110,6 @@ class Server:
         self.inbox = Inbox()
         with ExitStack() as resources:
             resources.callback(self.inbox.close)
-            self._authenticator = authenticator(config.auth)
             self._door = Frontend(config.limits)
             self._plain_bulk_port = 0
             resources.callback(self._door.close)
@@ -215,6 +214,7 @@ class Server:
         answers = Answers(self._door, self.boot_id, numbers, self._on_full)
         return Parts(
             config=config,
+            authenticator=authenticator(config.auth),
             engine=engine,
             connections=Connections(config.limits.clients, config.leases.client_silent_s),
             answers=answers,
@@ -268,7 +268,6 @@ class Server:
     def _make_rim(self) -> Rim:
         descriptors = self._descriptors
         return Rim(
-            authenticator=self._authenticator,
             wall=self._clocks.wall,
             server_id=self._config.server_id or socket.gethostname(),
             descriptor_socket=self._config.listen.socket_path + SUFFIX if descriptors else "",
@@ -338,7 +337,7 @@ def run_server(
             recovery = engine.recover(clocks.monotonic())
             server = resources.enter_context(Server(config, arena, engine, recovery.chunks, clocks, mover_command))
             if source is not None:
-                live = LiveConfig(config, source, arena, engine.room, clocks.monotonic)
+                live = LiveConfig(config, source, arena, server.parts)
                 server.follow(source.watch(), live)
             _handle_signals(server)
             arena.grow()

@@ -3,6 +3,9 @@
 
 Checks are offline: issuers' public keys come from files, which are read again when they change. The wall clock is
 passed in. An error says what is wrong with a credential and never repeats any part of it.
+
+Which namespaces are admitted and whose tenants they are may change while the server runs; how an identity is proven may
+not.
 """
 
 import hashlib
@@ -40,6 +43,9 @@ class Identity:
     expires_in_s: float | None
     """How long it holds; None for ever."""
 
+    namespace: str | None = None
+    """The pod's namespace; None if the credential does not say."""
+
 
 class Authenticator(Protocol):
     """Turns credentials into identities."""
@@ -50,6 +56,16 @@ class Authenticator(Protocol):
         Raises:
             IdentityRefused: it proves nothing here; the text says why.
         """
+
+    def tenant_of(self, namespace: str | None) -> str:
+        """Return the tenant of clients whose credential shows *namespace*, as things stand now.
+
+        Raises:
+            IdentityRefused: they are not admitted.
+        """
+
+    def follow(self, config: AuthConfig) -> None:
+        """Take namespaces and tenants from *config*; all else stays as it was at the start."""
 
 
 def authenticator(config: AuthConfig) -> Authenticator:
@@ -70,11 +86,21 @@ def authenticator(config: AuthConfig) -> Authenticator:
             return TokenAuthenticator(config)
 
 
-class _Anybody:
-    """Whoever can open the private socket."""
+class _OneTenant:
+    """Clients whose credentials say nothing of where they come from."""
 
     def __init__(self, config: AuthConfig) -> None:
         self._identity = Identity(config.tenant, "", None)
+
+    def tenant_of(self, namespace: str | None) -> str:  # noqa: ARG002 - none of them shows one
+        return self._identity.tenant
+
+    def follow(self, config: AuthConfig) -> None:
+        self._identity = Identity(config.tenant, "", None)
+
+
+class _Anybody(_OneTenant):
+    """Whoever can open the private socket."""
 
     def check(self, credential: str, wall_s: float) -> Identity:  # noqa: ARG002 - any credential will do, at any time
         return self._identity
@@ -123,11 +149,11 @@ def _stamp(path: str) -> tuple[int, int, int]:
     return found.st_mtime_ns, found.st_ino, found.st_size
 
 
-class _Secret:
+class _Secret(_OneTenant):
     """Whoever knows the shared secret."""
 
     def __init__(self, config: AuthConfig) -> None:
-        self._identity = Identity(config.tenant, "", None)
+        super().__init__(config)
         self._digest = WatchedFile(config.secret_file, _secret_digest)
 
     def check(self, credential: str, wall_s: float) -> Identity:  # noqa: ARG002 - a secret does not expire

@@ -1,26 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of the configuration changes while the server runs: the size of L1, its watermarks, the list of living pools.
+"""What of the configuration changes while the server runs, and how.
 
-Everything else counts from the next start on; the status says what waits for it.
+The size of L1, its watermarks and quotas; which namespaces are admitted, and as which tenants; the log's level; the
+list of living pools. Everything else counts from the next start on; the status says what waits for it.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from typing import Protocol
 
 import structlog
 
 from kvpool.arena.errors import ArenaError
 from kvpool.arena.leftovers import Living
-from kvpool.config import ConfigError, ServerConfig, leaf_fields
-from kvpool.engine.room import Room
+from kvpool.config import AuthConfig, ConfigError, ServerConfig, restart_fields
+from kvpool.server.logs import set_level
+from kvpool.server.parts import Parts
 from kvpool.server.source import ConfigFile
 
 __all__ = ["LiveArena", "LiveConfig", "LiveState"]
 
 log = structlog.get_logger()
-
-_LIVE: Final = frozenset({"l1.size_bytes", "l1.evict_above", "l1.evict_to", "l1.quotas", "living_pools", "written_for"})
 
 
 class LiveArena(Protocol):
@@ -60,15 +59,12 @@ class LiveConfig:
         config: what the server runs with.
         source: where it is from.
         arena: what has room or not.
-        room: what is resized.
-        clock: monotonic seconds.
+        parts: what is changed.
     """
 
-    def __init__(
-        self, config: ServerConfig, source: ConfigFile, arena: LiveArena, room: Room, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, config: ServerConfig, source: ConfigFile, arena: LiveArena, parts: Parts) -> None:
         self._started = self._applied = config
-        self._source, self._arena, self._room, self._clock = source, arena, room, clock
+        self._source, self._arena, self._parts = source, arena, parts
         self.state = LiveState()
 
     def turn(self) -> None:
@@ -83,17 +79,25 @@ class LiveConfig:
             self._follow(config)
 
     def _follow(self, config: ServerConfig) -> None:
-        restart = _differing(self._started, config) - _LIVE
+        restart = tuple(restart_fields(self._started, config))
         refused = self._resize(config)
-        above, to = config.l1.evict_above, config.l1.evict_to
-        self._room.set_watermarks(above, to)
-        self._room.set_quotas(config.l1.quotas)
+        room = self._parts.engine.room
+        room.set_watermarks(config.l1.evict_above, config.l1.evict_to)
+        room.set_quotas(config.l1.quotas)
+        self._admit(config.auth)
+        set_level(config.log)
+        self._parts.answers.follow_log()
         if config.living_pools is not None and config.living_pools != self._applied.living_pools:
             swept = self._arena.sweep(Living(config.living_pools, self._source.written_at))
             log.info("pools.swept", pools=swept)
         self._applied = config
-        self.state = LiveState(refused, config.l1.size_bytes, tuple(sorted(restart)))
+        self.state = LiveState(refused, config.l1.size_bytes, restart)
         log.info("config.followed", l1_bytes=config.l1.size_bytes, refused=refused, restart=self.state.restart)
+
+    def _admit(self, auth: AuthConfig) -> None:
+        """Names mean something by the way in which they are proven: a file for another one waits for the next start."""
+        if auth.kind is self._started.auth.kind:
+            self._parts.admit_again(auth)
 
     def _resize(self, config: ServerConfig) -> str:
         """Use as many regions as the file says; returns why not."""
@@ -106,20 +110,8 @@ class LiveConfig:
         except ArenaError as e:
             log.warning("l1.not_resized", error=str(e))
             return str(e)
-        self._room.resize(regions, self._clock())
+        self._parts.engine.room.resize(regions, self._parts.clock())
         arena.grow()
         if too_large:
             return f"l1.size_bytes: {size_bytes} is more than this server can have without a restart ({most_bytes})"
         return ""
-
-
-def _differing(one: ServerConfig, other: ServerConfig) -> set[str]:
-    paths = [path for path, _ in leaf_fields(ServerConfig).values()]
-    return {".".join(p) for p in paths if _at(one, p) != _at(other, p)}
-
-
-def _at(config: ServerConfig, path: tuple[str, ...]) -> Any:
-    found: Any = config
-    for name in path:
-        found = getattr(found, name)
-    return found

@@ -14,7 +14,7 @@ import structlog
 
 from kvpool.config import LogConfig
 
-__all__ = ["MASK", "configure", "mask_secrets"]
+__all__ = ["MASK", "configure", "mask_secrets", "set_level"]
 
 MASK: Final = "***"
 
@@ -31,13 +31,21 @@ Processor = Callable[[Any, str, MutableMapping[str, Any]], Any]
 
 def configure(config: LogConfig, stream: TextIO) -> None:
     """Send this process's structured logs to *stream*, from the configured level on. Call once, before any thread."""
-    level = logging.getLevelNamesMapping()[config.level.upper()]
     structlog.configure(
         processors=_processors(config),
-        wrapper_class=structlog.make_filtering_bound_logger(level),
+        wrapper_class=_filtering(config),
         logger_factory=structlog.WriteLoggerFactory(file=stream),
         cache_logger_on_first_use=False,
     )
+
+
+def set_level(config: LogConfig) -> None:
+    """Write from the level of *config* on; loggers that are bound already keep the level that they have."""
+    structlog.configure(wrapper_class=_filtering(config))
+
+
+def _filtering(config: LogConfig) -> type[structlog.typing.FilteringBoundLogger]:
+    return structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[config.level.upper()])
 
 
 def mask_secrets(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -15,7 +15,7 @@ from kvpool.model.keys import self_test
 from kvpool.server.bulk import most_frames
 from kvpool.server.calls import Answer, Call, Client
 from kvpool.server.dispatch import Dispatcher, Place, Route
-from kvpool.server.identity import Authenticator, Identity
+from kvpool.server.identity import Identity
 from kvpool.server.parts import Parts
 from kvpool.server.snapshot import ServerSnapshot
 from kvpool.server.sockets import Origin
@@ -56,7 +56,6 @@ _SELF_TEST: Final = self_test()
 class Rim:
     """What sessions need beside the shared parts."""
 
-    authenticator: Authenticator
     wall: Callable[[], float]
     """Seconds since 1970, for tokens alone."""
 
@@ -109,7 +108,7 @@ class SessionVerbs:
         version = agree(request.version_min, request.version_max)
         if request.self_test != _SELF_TEST:
             raise SelfTestFailed("the client derives other digests than this server: its installation is damaged")
-        identity = self._rim.authenticator.check(request.credential, self._rim.wall())
+        identity = self._parts.authenticator.check(request.credential, self._rim.wall())
         self._parts.connections.check(request.client_id, identity.tenant)
         client = self._take_in(call, request, identity)
         call.client = client
@@ -126,7 +125,7 @@ class SessionVerbs:
     def renew(self, call: Call, request: Renew) -> Answer:
         """Replace the credential."""
         client = call.owner
-        identity = self._rim.authenticator.check(request.credential, self._rim.wall())
+        identity = self._parts.authenticator.check(request.credential, self._rim.wall())
         if identity.tenant != client.tenant:
             raise IdentityRefused("the new credential is of another tenant; say Hello with another client id")
         client.expires_s = self._expiry(identity)
@@ -219,6 +218,7 @@ class SessionVerbs:
             peer=call.peer,
             seen_s=now_s,
             expires_s=self._expiry(identity),
+            namespace=identity.namespace,
         )
         self._make_room(client)
         parts.engine.hello(client.client_id, client.kind, request.role, client.tenant, client.label, now_s)

@@ -34,7 +34,7 @@ class TokenAuthenticator:
     """Whoever presents a token that a trusted issuer signed for this pool."""
 
     def __init__(self, config: AuthConfig) -> None:
-        self._config = config
+        self._config = self._names = config
         self._keys = {i.issuer: WatchedFile(i.keys_file, _parse_keys) for i in config.issuers}
 
     def check(self, credential: str, wall_s: float) -> Identity:
@@ -48,7 +48,22 @@ class TokenAuthenticator:
         claims = self._verified(credential)
         expires_in_s = self._check_times(claims, wall_s)
         namespace, pod = _cluster_names(claims)
-        return Identity(self._tenant(namespace), pod, expires_in_s)
+        return Identity(self.tenant_of(namespace), pod, expires_in_s, namespace)
+
+    def tenant_of(self, namespace: str | None) -> str:
+        """Return whose tenant pods of *namespace* are; see ``Authenticator``.
+
+        Raises:
+            IdentityRefused: they are not admitted.
+        """
+        names = self._names
+        if names.namespaces and namespace not in names.namespaces:
+            raise IdentityRefused("this pool does not admit pods of the token's namespace")
+        return names.tenant if namespace is None else names.tenants.get(namespace, namespace)
+
+    def follow(self, config: AuthConfig) -> None:
+        """Take namespaces and tenants from *config*; see ``Authenticator``."""
+        self._names = config
 
     def _verified(self, token: str) -> dict[str, Any]:
         """Return the claims, once the signature, the issuer and the audience are right."""
@@ -101,12 +116,6 @@ class TokenAuthenticator:
         if issued_at is not None and wall_s < issued_at - leeway_s:
             raise IdentityRefused(f"the token was issued {issued_at - wall_s:.0f} s in the future; check the clocks")
         return expires_at + leeway_s - wall_s
-
-    def _tenant(self, namespace: str | None) -> str:
-        config = self._config
-        if config.namespaces and namespace not in config.namespaces:
-            raise IdentityRefused("this pool does not admit pods of the token's namespace")
-        return config.tenant if namespace is None else config.tenants.get(namespace, namespace)
 
 
 def _time(claims: dict[str, Any], name: str) -> float | None:

@@ -73,6 +73,35 @@ def test_namespace_that_is_not_admitted_is_refused(issuer):
     assert "admit" in refusal(config, issuer.token())
 
 
+@pytest.mark.behaviour("D041")
+def test_namespaces_and_tenants_can_change_and_nothing_else_of_how_an_identity_is_proven(issuer):
+    made = authenticator(token_config(issuer, namespaces=("team-a",)))
+    other = token_config(issuer, namespaces=("team-b",), tenants={"team-b": "shared"}, tenant="outside", audience="x")
+
+    made.follow(other)
+
+    assert made.check(issuer.token(namespace="team-b"), NOW).tenant == "shared"
+    assert made.tenant_of("team-b") == "shared"
+    for namespace in ("team-a", None):
+        with pytest.raises(IdentityRefused):
+            made.tenant_of(namespace)
+    with pytest.raises(IdentityRefused, match="admit"):
+        made.check(issuer.token(), NOW)
+    made.follow(token_config(issuer, tenant="outside"))
+    assert (made.tenant_of(None), made.tenant_of("team-a")) == ("outside", "team-a")
+
+
+@pytest.mark.parametrize("kind", [AuthKind.NONE, AuthKind.SECRET])
+def test_the_tenant_of_clients_without_a_namespace_can_change(tmp_path, kind):
+    (tmp_path / "secret").write_text("s3cret")
+    config = AuthConfig(kind=kind, secret_file=str(tmp_path / "secret"))
+    made = authenticator(config)
+
+    made.follow(AuthConfig(kind=kind, secret_file="elsewhere", tenant="guests"))
+
+    assert made.check("s3cret", NOW).tenant == made.tenant_of(None) == "guests"
+
+
 @pytest.mark.parametrize(
     ("claims", "word"),
     [

@@ -2,14 +2,14 @@
 import io
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import structlog
 
 from kvpool.config import LogConfig
 from kvpool.model.identity import ClientKind
-from kvpool.server.logs import MASK, configure
+from kvpool.server.logs import MASK, configure, set_level
 from kvpool.wire.messages import Hello
 
 TOKEN = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJwb2QifQ.c2lnbmF0dXJlLWJ5dGVz"
@@ -98,6 +98,24 @@ def test_less_than_the_level_is_not_written(stream: io.StringIO) -> None:
 
     assert "thing.happened" not in stream.getvalue()
     assert "thing.failed" in stream.getvalue()
+
+
+def test_the_level_can_change_while_all_else_stays(stream: io.StringIO) -> None:
+    configure(LogConfig(), stream)
+    log = structlog.get_logger()
+    levels: tuple[Literal["debug", "error", "info"], ...] = ("debug", "error", "info")
+    for level in levels:
+        set_level(LogConfig(level=level))
+        log.debug("thing.noted", under=level)
+        log.info("thing.happened", under=level, token=TOKEN)
+
+    written = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [(line["event"], line["under"]) for line in written] == [
+        ("thing.noted", "debug"),
+        ("thing.happened", "debug"),
+        ("thing.happened", "info"),
+    ]
+    assert TOKEN not in stream.getvalue()
 
 
 def test_text_is_for_people(stream: io.StringIO) -> None:

@@ -127,6 +127,7 @@ class World:
         self.numbers = numbers
         self.parts = Parts(
             config=config,
+            authenticator=None,
             engine=self.engine,
             connections=Connections(8, config.leases.client_silent_s),
             answers=Answers(self.door, b"b" * 16, numbers, lambda _: None),
