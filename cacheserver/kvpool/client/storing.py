@@ -147,8 +147,9 @@ class Storing:
                 self._send(rows)
         finally:
             committed = self._commit()
-        if rows is not None:
-            self._placed, self._committed = rows, committed
+            # Also after a failure the store ends only when the server has answered: what it kept is counted, and seen.
+            if rows is not None:
+                self._placed, self._committed = rows, committed
 
     def _rows(self) -> NDArray[np.void] | None:
         """Return the server's answer, or None if there will be no transfer."""

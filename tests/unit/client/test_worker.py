@@ -241,6 +241,7 @@ def test_a_block_that_is_not_there_costs_its_store_but_not_the_thread(engine, ca
     engine.store(KEYS, 256 - 2 * CHUNK_BLOCKS)
 
     assert engine.stored == ["s"]
+    assert stored(engine) == 2
     assert engine.lookup(KEYS).chunks == 2, "what was gathered before is kept, the rest is not claimed"
     engine.store(KEYS)
     assert engine.lookup(KEYS, "again").chunks == 3
