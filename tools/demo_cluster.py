@@ -124,7 +124,7 @@ class _Stage:
     def change(self) -> None:
         """A change that reaches the servers by a paced update; each step of it is printed."""
         before = self._pods()
-        patch = {"spec": {"logLevel": "Debug"}}
+        patch = {"spec": {"resources": {"requests": {"cpu": "750m"}}}}
         say(f"\n$ kubectl patch kvp main -n {NAMESPACE} --type merge -p '{json.dumps(patch)}'")
         self.kubectl("patch", "kvp", "main", "-n", NAMESPACE, "--type", "merge", "-p", json.dumps(patch))
         said: set[str] = set()

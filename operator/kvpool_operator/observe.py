@@ -13,7 +13,7 @@ from kvpool_operator.desired import names
 from kvpool_operator.errors import Absent
 from kvpool_operator.observed import MISSED, OUT_OF_DATE, ClientPod, DaemonSetState, Owner, ServerPod, ServerStats
 from kvpool_operator.spec import Pool
-from kvpool_operator.wiring import Note, wanted_pool, wiring_mark
+from kvpool_operator.wiring import Note, Skip, wanted_pool, wiring_mark
 
 __all__ = ["clients", "daemon_set", "read_stats", "refusal", "servers", "unwatched"]
 
@@ -80,7 +80,7 @@ def unwatched(pool: Pool, watched: Collection[str]) -> tuple[str, ...]:
 async def clients(
     cluster: Cluster, pool: Pool, watched: Collection[str] = (), server_key: str = ""
 ) -> tuple[ClientPod, ...]:
-    """Running pods that opted in to *pool*, wherever they are, as far as is *watched* (empty: everywhere)."""
+    """Running pods that named *pool*, admitted or not, as far as is *watched* (empty: everywhere)."""
     selector = f"{names.POOL_LABEL}={pool.name},{names.ROLE_LABEL}!=server"
     found: list[ClientPod] = []
     for namespace in sorted(watched) or ("",):
@@ -231,6 +231,8 @@ def _client(pod: Mapping[str, Any], pool: Pool, server_key: str) -> ClientPod:
     labels, annotations = metadata.get("labels", {}), metadata.get("annotations") or {}
     keys = next((keys for keys in _GROUP_LABELS if all(k in labels for k in keys)), ())
     wired, reasons = _wiring(annotations, wiring_mark(pool, server_key, metadata["namespace"]))
+    if not pool.admits(metadata["namespace"]):  # whatever it was wired to: no server lets it in
+        wired, reasons = False, (str(Skip.NAMESPACE_NOT_ALLOWED),)
     return ClientPod(
         namespace=metadata["namespace"],
         name=metadata["name"],

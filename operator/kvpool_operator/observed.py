@@ -58,7 +58,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientPod:
-    """One pod that opted in to the pool."""
+    """One pod that names the pool."""
 
     namespace: str
     name: str
@@ -141,6 +141,9 @@ class Observed:
     daemon_set: DaemonSetState | None = None
     servers: tuple[ServerPod, ...] = ()
     clients: tuple[ClientPod, ...] = ()
+    """Of namespaces that the pool admits."""
+    strangers: tuple[ClientPod, ...] = ()
+    """Of others, which name the pool all the same."""
     not_evicted: str = ""
     """Why an unwired pod could not be evicted."""
     unwatched: tuple[str, ...] = ()

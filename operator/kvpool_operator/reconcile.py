@@ -176,10 +176,12 @@ class Reconciler:
 
     async def _observe(self, pool: Pool, facts: Facts, memory_of: _Memory, error: str) -> Observed:
         watched = self.settings.watch_namespaces
-        servers, clients = await asyncio.gather(
+        servers, everybody = await asyncio.gather(
             observe.servers(self.cluster, pool, self.wall()),
             observe.clients(self.cluster, pool, watched, facts.server_key),
         )
+        clients = tuple(c for c in everybody if pool.admits(c.namespace))
+        strangers = tuple(c for c in everybody if not pool.admits(c.namespace))
         await self._refresh_stats(pool, servers, memory_of)
         mode = gpu.mode_in_use(pool, facts)
         wanted_class = gpu.runtime_class(pool)
@@ -189,7 +191,8 @@ class Reconciler:
             daemon_set=state,
             servers=servers,
             clients=clients,
-            not_evicted=await self.repair(pool, clients) if self.repair is not None else "",
+            strangers=strangers,
+            not_evicted=await self.repair(pool, clients + strangers) if self.repair is not None else "",
             unwatched=observe.unwatched(pool, watched),
             stats=memory_of.stats,
             window=traffic(memory_of.before, memory_of.stats, memory_of.window_s),

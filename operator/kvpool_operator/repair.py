@@ -60,9 +60,8 @@ class History:
 
 def helps(pool: Pool, pod: ClientPod) -> bool:
     """True if *pod*, made anew, would be wired, as far as its reason tells."""
-    allowed = pod.namespace == pool.namespace or pod.namespace in pool.spec.clients.allowed_namespaces
     causes = (MISSED, OUT_OF_DATE, Skip.POOL_NOT_READY, Skip.NAMESPACE_NOT_ALLOWED)
-    return not pod.wired and allowed and any(reason in causes for reason in pod.reasons)
+    return not pod.wired and pool.admits(pod.namespace) and any(reason in causes for reason in pod.reasons)
 
 
 def choose(pool: Pool, pods: Sequence[ClientPod], history: History, now: dt.datetime) -> ClientPod | None:

@@ -3,7 +3,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from kvpool_operator.gpu_access import gpu_access, gpu_troubles
@@ -60,6 +60,7 @@ def status(pool: Pool, seen: Observed, progress: Progress, before: PoolStatus, n
         rollout=Rollout(state=progress.state, message=progress.message[:512]),
         unwired_pod_count=sum(not c.wired for c in seen.clients),
         unwired_pods=_unwired(seen)[:MAX_UNWIRED_PODS],
+        refused_pod_count=len(seen.strangers),
         problem_node_count=len(problems),
         problem_nodes=tuple(problems[:MAX_PROBLEM_NODES]),
     )
@@ -128,6 +129,12 @@ def _degraded(servers: Servers, progress: Progress, problems: int) -> Finding:
 
 
 def _clients_wired(seen: Observed) -> Finding:
+    """Pods of the namespaces that the pool admits decide; others can make it say more, and never say otherwise."""
+    found = _wiring_of_clients(seen)
+    return replace(found, message=f"{found.message}; {_refused(seen)}") if seen.strangers else found
+
+
+def _wiring_of_clients(seen: Observed) -> Finding:
     unwired = _unwired(seen)
     if unwired:
         first = f"first {unwired[0].namespace}/{unwired[0].name}"
@@ -141,6 +148,15 @@ def _clients_wired(seen: Observed) -> Finding:
     noted = _counts(r for c in seen.clients for r in c.reasons)
     text = f"{len(seen.clients)} pods are wired"
     return Finding("True", "AllWired", f"{text}; left to a person: {noted}" if noted else text)
+
+
+def _refused(seen: Observed) -> str:
+    first = min((c.namespace, c.name) for c in seen.strangers)
+    namespaces = len({c.namespace for c in seen.strangers})
+    return (
+        f"refused: {len(seen.strangers)} pods of {namespaces} namespaces that are not in clients.allowedNamespaces, "
+        f"first {'/'.join(first)}"
+    )
 
 
 def _unwired(seen: Observed) -> tuple[UnwiredPod, ...]:

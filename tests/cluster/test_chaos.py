@@ -20,7 +20,7 @@ from tests.cluster.nodes import fake_nodes
 from tests.cluster.operators import NAMESPACE, Operator
 from tests.cluster.proxy import Faults, proxy
 from tests.cluster.servers import statistics
-from tests.cluster.test_operator import OWNED, change, make_pool, owned, wait_for_condition
+from tests.cluster.test_operator import OWNED, change, make_pool, owned, renew, wait_for_condition
 
 from kvpool_operator.cluster import CHILDREN, LEASES, PODS, POOLS, SECRETS
 
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
 
 NODE_NAMES = tuple(f"chaos-{i}" for i in range(6))
 HERE = {"nodeSelector": {"test/chaos": "yes"}}
-LEVELS = ("Debug", "Warning")
+ROUNDS = ("1", "2")
 BLOWS = int(os.environ.get("KVPOOL_CHAOS_BLOWS", "2"))
 """How often something goes wrong in each rollout."""
 
@@ -149,8 +149,8 @@ def test_rollouts_end_as_if_nothing_had_happened(
     keys, first = secrets(api, namespace), api(servers(api, namespace))
     pool = api(api.cluster.get(POOLS, namespace, "a"))
     former = {p["metadata"]["uid"] for p in first}
-    for level in LEVELS:
-        change(api, POOLS, namespace, "a", lambda body, level=level: body["spec"].update(logLevel=level))
+    for round_ in ROUNDS:
+        change(api, POOLS, namespace, "a", lambda body, round_=round_: renew(body, round_))
         for _ in range(BLOWS):
             trouble.strike()
         wait_for_condition(api, namespace, "Ready", "True", deadline_s=180.0)
@@ -165,7 +165,7 @@ def test_rollouts_end_as_if_nothing_had_happened(
         (owner,) = api(api.cluster.get(CHILDREN[kind], namespace, name))["metadata"]["ownerReferences"]
         assert owner["uid"] == pool["metadata"]["uid"]
     deleted = deleted_pods(control_plane, namespace)
-    expected = len(NODE_NAMES) * len(LEVELS) if strategy == "Paced" else 0
+    expected = len(NODE_NAMES) * len(ROUNDS) if strategy == "Paced" else 0
     assert sum(deleted.values()) == expected, "each server once for each change, none twice"
     assert set(deleted.values()) <= {1}
 
@@ -180,7 +180,7 @@ def test_two_that_both_believe_to_lead_agree(
     try:
         make_pool(api, namespace, update={"strategy": "Paced", "settle": "1s", "maxUnavailable": 2}, placement=HERE)
         wait_for_condition(api, namespace, "Ready", "True")
-        change(api, POOLS, namespace, "a", lambda body: body["spec"].update(logLevel="Error"))
+        change(api, POOLS, namespace, "a", lambda body: renew(body, "1"))
         wait_for_condition(api, namespace, "Ready", "True")
         former = {p["metadata"]["uid"] for p in api(servers(api, namespace))}
 

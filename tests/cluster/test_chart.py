@@ -106,7 +106,7 @@ def test_the_operator_does_its_work_with_these_rights_alone(
     }
 
     def edit(body: dict[str, Any]) -> None:
-        body["spec"] |= {"logLevel": "Debug", "network": {"policy": False}}
+        body["spec"] |= {"podMetadata": {"labels": {"round": "1"}}, "network": {"policy": False}}
 
     with statistics() as numbers, operator(control_plane, "chart-operator", numbers.url, **more):
         make_pool(api, namespace, update={"strategy": "Paced", "settle": "2s"})

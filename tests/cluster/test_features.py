@@ -193,10 +193,7 @@ def test_another_size_of_l1_replaces_pods_only_if_they_have_no_memory_for_it(
     set_l1(size="512Mi", highWatermark=90, lowWatermark=80)
 
     wait_for_condition(api, namespace, "L1Resized", "False", "Resizing")
-    config = json.loads(
-        api(api.cluster.get(CHILDREN["ConfigMap"], namespace, "kvpool-a-server"))["data"]["server.json"]
-    )
-    assert config["l1"] == {"size_bytes": GIB // 2, "evict_above": 0.9, "evict_to": 0.8}
+    assert server_file(api, namespace)["l1"] == {"size_bytes": GIB // 2, "evict_above": 0.9, "evict_to": 0.8}
     servers_have(GIB // 2, GIB // 2)
     wait_for_condition(api, namespace, "L1Resized", "True", "AsAsked")
     wait_for_condition(api, namespace, "Ready", "True")
@@ -216,6 +213,43 @@ def test_another_size_of_l1_replaces_pods_only_if_they_have_no_memory_for_it(
     api.wait("new pods", replaced, 90.0)
     wait_for_condition(api, namespace, "Ready", "True")
     numbers.more = {}
+
+
+FOLLOWED: list[dict[str, Any]] = [
+    {"clients": {"allowedNamespaces": ["friends"]}},
+    {"tenants": {"default": "guests", "byNamespace": [{"namespace": "friends", "tenant": "shared"}]}},
+    {"tenants": {"quotas": [{"tenant": "shared", "l1Percent": 40}]}},
+    {"logLevel": "Debug"},
+    {"l1": {"size": "1Gi", "highWatermark": 80, "lowWatermark": 60}},
+]
+"""Changes that running servers take from their file."""
+
+
+def test_what_servers_follow_reaches_their_file_and_moves_no_pod(
+    api: Caller, replica: Operator, namespace: str
+) -> None:
+    make_pool(api, namespace, placement=HERE)
+    wait_for_condition(api, namespace, "Ready", "True")
+    before, files = uids(api(pods(api, namespace))), [server_file(api, namespace)]
+    daemon_set = api(api.cluster.get(CHILDREN["DaemonSet"], namespace, "kvpool-a"))
+    for part in FOLLOWED:
+        change(api, POOLS, namespace, "a", lambda body, part=part: body["spec"].update(part))
+        wait_for_condition(api, namespace, "Progressing", "False")
+        wait_for_condition(api, namespace, "Ready", "True")
+        files.append(server_file(api, namespace))
+        assert uids(api(pods(api, namespace))) == before, part
+
+    assert len({json.dumps(f, sort_keys=True) for f in files}) == len(files), "each of them is in the file"
+    assert files[-1]["auth"]["namespaces"] == sorted([namespace, "friends"])
+    after = api(api.cluster.get(CHILDREN["DaemonSet"], namespace, "kvpool-a"))
+    assert after["metadata"]["generation"] == daemon_set["metadata"]["generation"], "nor was its template touched"
+
+
+def server_file(api: Caller, namespace: str) -> dict[str, Any]:
+    """What the pool's servers are told."""
+    found = api(api.cluster.get(CHILDREN["ConfigMap"], namespace, "kvpool-a-server"))
+    content: dict[str, Any] = json.loads(found["data"]["server.json"])
+    return content
 
 
 def test_the_operators_metrics_tell_what_it_does(api: Caller, replica: Operator, namespace: str) -> None:

@@ -74,6 +74,11 @@ def change(api: Caller, kind: Kind, namespace: str, name: str, edit: Any) -> Non
     api.wait("the edit", edited)
 
 
+def renew(body: dict[str, Any], round_: str) -> None:
+    """A change that only new pods can have."""
+    body["spec"]["env"] = [{"name": "ROUND", "value": round_}]
+
+
 def wait_for_condition(
     api: Caller, namespace: str, kind: str, status: str, reason: str = "", *, deadline_s: float = 90.0
 ) -> dict[str, Any]:
@@ -202,10 +207,7 @@ def test_a_paced_change_tries_a_canary_and_then_the_others(api: Caller, replica:
 
     before = {p["metadata"]["uid"] for p in api(pods())}
 
-    def edit(body: dict[str, Any]) -> None:
-        body["spec"]["logLevel"] = "Debug"
-
-    change(api, POOLS, namespace, "a", edit)
+    change(api, POOLS, namespace, "a", lambda body: renew(body, "once"))
     wait_for_condition(api, namespace, "Ready", "True")
 
     assert not before & {p["metadata"]["uid"] for p in api(pods())}

@@ -3,6 +3,7 @@
 
 import asyncio
 import contextlib
+import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -73,6 +74,11 @@ class Scene:
         found = self.api(self.api.cluster.list(PODS, self.namespace, "kvpool.dev/role=server"))
         return {p["metadata"]["uid"] for p in found if "deletionTimestamp" not in p["metadata"]}
 
+    def log_level(self) -> str:
+        """What the servers' file says."""
+        found = self.api(self.api.cluster.get(CHILDREN["ConfigMap"], self.namespace, "kvpool-a-server"))
+        return str(json.loads(found["data"]["server.json"]).get("log", {}).get("level", "info"))
+
     def wait_for_schema(self, *, has_level: bool) -> None:
         """Until the API server serves what helm has written."""
 
@@ -139,7 +145,8 @@ def test_an_upgrade_and_the_way_back_keep_pools_children_and_servers(scene: Scen
     change(scene.api, POOLS, scene.namespace, "a", lambda b: b["spec"].update(logLevel="Debug"))
     wait_for_condition(scene.api, scene.namespace, "Ready", "True", deadline_s=180.0)
     assert scene.children() == children
-    assert not scene.servers() & servers, "the new field reached the servers"
+    assert scene.log_level() == "debug", "the new field reached the servers' file"
+    assert scene.servers() == servers, "who follow it"
 
     scene.release.rollback()
     scene.wait_for_schema(has_level=False)

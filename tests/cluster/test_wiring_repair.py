@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.cluster.conftest import NAMESPACES, Caller
+from tests.cluster.conftest import NAMESPACES, Caller, make_namespace, remove_namespace
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.nodes import fake_nodes
 from tests.cluster.operators import NAMESPACE as OPERATOR_NAMESPACE
@@ -42,16 +42,50 @@ def hooks(api: Caller, control_plane: ControlPlane) -> Iterator[Deployment]:
         yield made
 
 
-def replica_set(api: Caller, namespace: str, count: int) -> None:
+def replica_set(api: Caller, namespace: str, count: int, **annotations: str) -> None:
     labels = {"app": "chat", "kvpool.dev/pool": "a"}
     container = {"name": "vllm", "image": "vllm/vllm-openai:v0.32.0", "args": ["--model", "m"]}
     spec = {
         "replicas": count,
         "selector": {"matchLabels": {"app": "chat"}},
-        "template": {"metadata": {"labels": labels}, "spec": {"containers": [container]}},
+        "template": {"metadata": {"labels": labels, "annotations": annotations}, "spec": {"containers": [container]}},
     }
     body = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": "chat"}, "spec": spec}
     assert api(api.cluster.create(REPLICA_SETS, namespace, body))
+
+
+@pytest.mark.timeout(200)
+def test_a_strangers_pods_are_told_so_and_are_not_the_pools_trouble(
+    api: Caller, replica: Operator, namespace: str
+) -> None:
+    """Whether admission saw them or not; and once their namespace is admitted, they count like all others."""
+    stranger = make_namespace(api, "baseline")
+    make_pool(api, namespace)
+    wait_for_condition(api, namespace, "ClientsWired", "Unknown", "NoClients")
+    replica_set(api, stranger, 2, **{"kvpool.dev/pool-namespace": namespace})
+    owner = api(api.cluster.get(REPLICA_SETS, stranger, "chat"))["metadata"]["uid"]
+
+    async def told() -> list[dict[str, Any]]:
+        return await api.cluster.list(EVENTS, stranger, fields=f"regarding.uid={owner},reason=NamespaceNotAllowed")
+
+    async def counted() -> dict[str, Any] | None:
+        body: dict[str, Any] = await api.cluster.get(POOLS, namespace, "a")
+        return body if body["status"].get("refusedPodCount") == 2 else None
+
+    (event,) = api.wait("the Event at the stranger's", told)
+    assert "allowedNamespaces" in event["note"]
+    body = api.wait("the count", counted)
+    (condition,) = (c for c in body["status"]["conditions"] if c["type"] == "ClientsWired")
+    assert (condition["status"], condition["reason"]) == ("Unknown", "NoClients")
+    assert f"first {stranger}/chat-" in condition["message"]
+    assert not {"unwiredPodCount", "unwiredPods"} & set(body["status"])
+
+    change(api, POOLS, namespace, "a", lambda b: b["spec"].update({"clients": {"allowedNamespaces": [stranger]}}))
+
+    body = wait_for_condition(api, namespace, "ClientsWired", "False", "UnwiredPods")
+    assert body["status"]["unwiredPodCount"] == 2
+    assert "refusedPodCount" not in body["status"]
+    api(remove_namespace(api.cluster, stranger))
 
 
 def engines(api: Caller, namespace: str) -> list[dict[str, Any]]:

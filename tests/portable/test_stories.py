@@ -101,7 +101,7 @@ def test_a_paced_change_replaces_every_server(place: Place, pool: Pool) -> None:
         return {p["metadata"]["uid"] for p in found if "deletionTimestamp" not in p["metadata"]}
 
     before = servers()
-    pool.patch({"logLevel": "Debug"})
+    pool.patch({"env": [{"name": "ROUND", "value": "1"}]})
     pool.wait("Ready")
 
     assert len(servers()) == place.nodes

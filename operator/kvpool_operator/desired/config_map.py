@@ -4,15 +4,13 @@
 import hashlib
 from typing import Any, Final, Literal, cast
 
-import msgspec
-
 from kvpool import config
 from kvpool._version import __version__
 from kvpool.model.identity import Mode
 from kvpool_operator.desired import names
 from kvpool_operator.desired.facts import Facts
 from kvpool_operator.desired.gpu import has_gpus
-from kvpool_operator.spec.pool import IpcMode, Pool
+from kvpool_operator.spec.pool import IpcMode, Load, Pool
 
 __all__ = [
     "ADMIN_FOLDER",
@@ -38,7 +36,6 @@ ADMIN_FOLDER: Final = "/run/kvpool-admin"
 TOKEN_FILE: Final = "/var/run/secrets/kvpool.dev/token"  # noqa: S105 - a path
 SERVER_KEY: Final = "server-key"
 """Entry of the clients' ConfigMap with the server's public key, and its file's name in an engine's pod."""
-_ANY_SIZE: Final = 1 << 30
 _ISSUER_KEYS: Final = "issuer.jwks"
 _ANY_ADDRESS: Final = "*"
 """All of the pod's own, of both families; NetworkPolicy and tokens decide who enters."""
@@ -146,17 +143,21 @@ def client_config(pool: Pool, server_key: str, *, socket: bool | None = None) ->
         store_generated=pool.spec.store.generated_tokens,
         store_min_tokens=pool.spec.store.min_tokens,
         load_min_tokens=pool.spec.load.min_tokens,
+        **_load_budget(pool),
         **modes.get(pool.spec.transfer.mode, {}),
     )
 
 
+def _load_budget(pool: Pool) -> dict[str, Any]:
+    """Nothing where it is as clients have it by themselves."""
+    percent = pool.spec.load.time_budget
+    return {} if percent == Load().time_budget else {"load_budget": percent / 100}
+
+
 def config_hash(pool: Pool, facts: Facts) -> str:
-    """Changes when servers must start anew: not for what they follow while they run (``kvpool.server.live``)."""
-    config_of = server_config(pool, facts)
-    l1 = msgspec.structs.replace(config_of.l1, size_bytes=_ANY_SIZE, evict_above=1.0, evict_to=1.0, quotas={})
-    stable = msgspec.structs.replace(config_of, living_pools=None, written_for="", l1=l1)
-    text = config.render(stable) + (facts.issuer_keys.encode() if serves_tcp(pool) else b"")
-    return hashlib.sha256(text).hexdigest()[:16]
+    """Changes when servers must start anew: not for what they follow while they run, such as the issuer's keys."""
+    stable = config.without_live(server_config(pool, facts))
+    return hashlib.sha256(config.render(stable)).hexdigest()[:16]
 
 
 def server_config_map(pool: Pool, facts: Facts) -> dict[str, Any]:

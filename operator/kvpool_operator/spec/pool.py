@@ -112,6 +112,15 @@ class Load(Section, frozen=True, kw_only=True):
     min_tokens: Annotated[
         int, Meta(ge=0, le=1 << 24, description="Hits that bring fewer tokens are computed instead of loaded.")
     ] = 0
+    time_budget: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=10_000,
+            description="Percent of the time that computing would take which a load may be expected to take; hits that "
+            "are expected to take longer are computed. 0 loads every hit.",
+        ),
+    ] = 100
 
 
 class NamespaceTenant(Section, frozen=True, kw_only=True):
@@ -446,3 +455,7 @@ class Pool(Struct, frozen=True, kw_only=True):
     def key(self) -> tuple[str, str]:
         """Namespace and name."""
         return self.namespace, self.name
+
+    def admits(self, namespace: str) -> bool:
+        """True if pods of *namespace* may use the pool."""
+        return namespace == self.namespace or namespace in self.spec.clients.allowed_namespaces

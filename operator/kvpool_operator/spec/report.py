@@ -101,5 +101,9 @@ class PoolStatus(_Part, frozen=True, kw_only=True):
     ] = ""
     unwired_pod_count: int = 0
     unwired_pods: Annotated[tuple[UnwiredPod, ...], Meta(max_length=10, description="At most ten of them.")] = ()
+    refused_pod_count: Annotated[
+        int,
+        Meta(description="Pods that name the pool from namespaces that it does not admit; they count nowhere else."),
+    ] = 0
     problem_node_count: int = 0
     problem_nodes: Annotated[tuple[ProblemNode, ...], Meta(max_length=10, description="At most ten of them.")] = ()

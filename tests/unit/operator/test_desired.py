@@ -168,11 +168,11 @@ def test_a_pool_that_keeps_nothing_on_nodes_does_not_sweep_them() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"l1": {"size": "64Gi", "persistence": "Node"}, "logLevel": "Error"},
-        {"logLevel": "Debug"},
+        {"ipc": {"mode": "HostPathSocket"}},
+        {"ipc": {"mode": "HostPathSocket"}, "network": {"auth": "None"}},
         {"network": {"port": 7500}},
-        {"clients": {"allowedNamespaces": ["x"]}},
-        {"tenants": {"default": "guests"}},
+        {"network": {"encryption": "All"}},
+        {"gpuAccess": {"mode": "None"}},
     ],
 )
 def test_a_changed_configuration_reaches_the_pods(change: dict[str, Any]) -> None:
@@ -209,6 +209,21 @@ def test_what_servers_follow_while_they_run_replaces_no_pod(l1: dict[str, Any]) 
     )
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"logLevel": "Debug"},
+        {"clients": {"allowedNamespaces": ["x", "y"]}},
+        {"tenants": {"default": "guests", "byNamespace": [{"namespace": "x", "tenant": "y"}]}},
+    ],
+)
+def test_who_may_come_and_how_much_is_logged_replaces_no_pod(change: dict[str, Any]) -> None:
+    before, changed = pool(), pool(**change)
+
+    assert made_from(changed, before) == made_from(before) == made_from(changed)
+    assert config_map.server_config(changed, facts()) != config_map.server_config(before, facts())
+
+
 def test_quotas_of_tenants_replace_no_pod() -> None:
     before = pool(l1={"size": "64Gi"})
     changed = pool(l1={"size": "64Gi"}, tenants={"quotas": [{"tenant": "search", "l1Percent": 40}]})
@@ -237,9 +252,9 @@ def test_growing_back_replaces_no_pod() -> None:
 def test_pods_that_are_replaced_anyway_get_the_size_asked_for() -> None:
     large = pool(l1={"size": "64Gi"})
     small = pool(l1={"size": "8Gi"})
-    louder = pool(l1={"size": "8Gi"}, logLevel="Debug")
+    other = pool(l1={"size": "8Gi"}, chunkTokens=512)
 
-    assert made_from(louder, large, small) == made_from(louder)
+    assert made_from(other, large, small) == made_from(other)
 
 
 def test_a_server_is_not_asked_to_shrink_to_less_than_its_segments_allow() -> None:
@@ -261,8 +276,12 @@ def test_pods_have_memory_for_the_size_asked_for_whatever_came_before(spec: dict
     assert config_map.server_config(steps[-1], facts()).l1.size_bytes == size
 
 
-def test_new_issuer_keys_reach_the_pods() -> None:
-    assert config_map.config_hash(pool(), facts(issuer_keys="{}")) != config_map.config_hash(pool(), facts())
+def test_new_issuer_keys_reach_the_mounted_file_and_replace_no_pod() -> None:
+    """Servers read the file again when it changes; a cluster that rotates its keys must not cost every cache."""
+    keys = '{"keys":[{}]}'
+
+    assert config_map.server_config_map(pool(), facts(issuer_keys=keys))["data"]["issuer.jwks"] == keys
+    assert daemon_set(pool(), issuer_keys=keys) == daemon_set(pool())
 
 
 def test_another_key_is_another_secret() -> None:

@@ -97,7 +97,9 @@ def test_the_client_accepts_its_rendered_configuration(case: Path) -> None:
 
     read = config.decode_client(mounted["data"]["client.json"].encode(), {})
 
-    assert read.store_generated == pool_of(case).spec.store.generated_tokens
+    spec = pool_of(case).spec
+    assert (read.store_generated, read.store_min_tokens) == (spec.store.generated_tokens, spec.store.min_tokens)
+    assert (read.load_min_tokens, read.load_budget) == (spec.load.min_tokens, spec.load.time_budget / 100)
 
 
 @each_case

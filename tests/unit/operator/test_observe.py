@@ -187,6 +187,9 @@ FAR = {"kvpool.dev/pool-namespace": "models"}
         ({**FAR, **wired("other", key="k")}, "other", (True, ())),
         ({**FAR, **wired("other", key="former")}, "other", (False, ("OutOfDate",))),
         ({**FAR, names.WIRING: "NamespaceNotAllowed"}, "stranger", (False, ("NamespaceNotAllowed",))),
+        (FAR, "stranger", (False, ("NamespaceNotAllowed",))),
+        ({**FAR, **wired("stranger", key="k")}, "stranger", (False, ("NamespaceNotAllowed",))),
+        ({**FAR, names.WIRING: "NamespaceNotAllowed"}, "other", (False, ("NamespaceNotAllowed",))),
     ],
 )
 def test_why_a_client_is_not_wired(annotations: dict[str, str], namespace: str, expected: object) -> None:

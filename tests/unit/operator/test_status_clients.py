@@ -13,8 +13,10 @@ def client(name: str, *reasons: str, wired: bool = False) -> ClientPod:
     return ClientPod(namespace="models", name=name, node="n", wired=wired, reasons=reasons)
 
 
-def told(*clients: ClientPod, not_evicted: str = "") -> tuple[PoolStatus, str, str, str]:
-    observed = seen(clients=clients, not_evicted=not_evicted)
+def told(
+    *clients: ClientPod, not_evicted: str = "", strangers: tuple[ClientPod, ...] = ()
+) -> tuple[PoolStatus, str, str, str]:
+    observed = seen(clients=clients, not_evicted=not_evicted, strangers=strangers)
     made = status(paced(), observed, Progress("UpToDate"), PoolStatus(), "2030-01-01T00:00:00Z")
     (found,) = (c for c in made.conditions if c.type == "ClientsWired")
     return made, found.status, found.reason, found.message
@@ -36,6 +38,31 @@ def test_unwired_pods_are_counted_by_reason_and_the_first_ten_are_named() -> Non
         ("models", "p00", "Missed"),
     ]
     assert len(made.unwired_pods) == 10
+
+
+STRANGERS = tuple(
+    ClientPod(namespace=n, name="p", node="n", wired=False, reasons=("NamespaceNotAllowed",)) for n in ("z", "y", "y")
+)
+
+
+@pytest.mark.parametrize(
+    ("clients", "expected"),
+    [
+        ((), ("Unknown", "NoClients")),
+        ((client("p", wired=True),), ("True", "AllWired")),
+        ((client("p", "Missed"),), ("False", "UnwiredPods")),
+    ],
+)
+def test_pods_of_namespaces_that_are_not_admitted_are_told_and_decide_nothing(
+    clients: tuple[ClientPod, ...], expected: tuple[str, str]
+) -> None:
+    alone, *_ = told(*clients)
+    made, truth, reason, message = told(*clients, strangers=STRANGERS)
+
+    assert (truth, reason) == expected
+    assert message.endswith("; refused: 3 pods of 2 namespaces that are not in clients.allowedNamespaces, first y/p")
+    assert made.refused_pod_count == 3
+    assert (made.unwired_pod_count, made.unwired_pods) == (alone.unwired_pod_count, alone.unwired_pods)
 
 
 def test_what_keeps_them_from_being_evicted_is_said() -> None:
