@@ -16,6 +16,7 @@ from kvpool_operator import face, handlers, observe
 from kvpool_operator.cluster import POOLS, Cluster
 from kvpool_operator.errors import OperatorError
 from kvpool_operator.events import Poster
+from kvpool_operator.kept import Part
 from kvpool_operator.lease import Lease
 from kvpool_operator.metrics import READY, Metrics
 from kvpool_operator.observed import ServerPod, ServerStats
@@ -108,9 +109,13 @@ class Controller:
 
         await supervise(lambda: asyncio.to_thread(watch), self._again, time.monotonic)
 
-    def _ask(self, key: Key, need: Need) -> None:
+    def _ask(self, key: Key, need: Need, part: Part) -> None:
         """Any thread."""
-        self._loop.call_soon_threadsafe(functools.partial(self.queue.add, key, need))
+        self._loop.call_soon_threadsafe(functools.partial(self._asked, key, need, part))
+
+    def _asked(self, key: Key, need: Need, part: Part) -> None:
+        self.reconciler.changed(key, part)
+        self.queue.add(key, need)
 
     async def _lead(self) -> None:
         await self.lease.acquire()

@@ -5,6 +5,7 @@ Events alone: no diffs, no finalizers, no annotations of kopf's. What kopf belie
 """
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from typing import Any, Final
 import kopf
 
 from kvpool_operator.desired.names import POOL_LABEL, ROLE_LABEL
+from kvpool_operator.kept import EVERYTHING, Part
 from kvpool_operator.queue import Need
 from kvpool_operator.reconcile import Key
 from kvpool_operator.settings import Settings
@@ -29,13 +31,13 @@ class Watcher:
     """What handlers share; used on the watches' thread.
 
     Args:
-        ask: puts a pool into the queue, from any thread.
+        ask: puts a pool into the queue and says what of it changed, from any thread.
     """
 
-    ask: Callable[[Key, Need], None]
+    ask: Callable[[Key, Need, Part], None]
     _generations: dict[Key, tuple[str, int]] = field(default_factory=dict)
-    _daemon_sets: dict[str, int] = field(default_factory=dict)
-    """Generations by uid: what changes more often is their status."""
+    _daemon_sets: dict[str, str] = field(default_factory=dict)
+    """By uid, all that changes more seldom than their status."""
 
     def forget(self) -> None:
         """Start as if nothing had been seen."""
@@ -52,26 +54,41 @@ class Watcher:
             return
         else:
             self._generations[key] = version
-        self.ask(key, Need.NOW)
+        self.ask(key, Need.NOW, EVERYTHING)
 
-    def owned_seen(self, metadata: Mapping[str, Any], need: Need = Need.SOON) -> None:
+    def owned_seen(self, metadata: Mapping[str, Any]) -> None:
         """Something that a pool owns came, changed or went."""
-        self.ask((metadata["namespace"], metadata["labels"][POOL_LABEL]), need)
+        self.ask(_pool_of(metadata), Need.SOON, Part.CHILDREN)
+
+    def server_seen(self, metadata: Mapping[str, Any]) -> None:
+        """A server's pod came, changed or went."""
+        self.ask(_pool_of(metadata), Need.SOMETIME, Part.SERVERS)
 
     def daemon_set_seen(self, metadata: Mapping[str, Any], *, deleted: bool) -> None:
         """A DaemonSet came, changed or went; its status, which counts servers, changes with each of them."""
-        uid, generation = metadata["uid"], metadata["generation"]
+        uid, made = metadata["uid"], _but_status(metadata)
         known = self._daemon_sets.pop(uid, None)
         if not deleted:
-            self._daemon_sets[uid] = generation
-        same = known == generation and not deleted
-        self.owned_seen(metadata, Need.SOMETIME if same else Need.SOON)
+            self._daemon_sets[uid] = made
+        same = known == made and not deleted
+        need, part = (Need.SOMETIME, Part.SERVERS) if same else (Need.SOON, Part.SERVERS | Part.CHILDREN)
+        self.ask(_pool_of(metadata), need, part)
 
     def client_seen(self, metadata: Mapping[str, Any]) -> None:
         """A pod that opted in; its pool may be in any namespace that knows its name."""
         name = metadata["labels"][POOL_LABEL]
         for key in [k for k in self._generations if k[1] == name]:
-            self.ask(key, Need.SOMETIME)
+            self.ask(key, Need.SOMETIME, Part.CLIENTS)
+
+
+def _pool_of(metadata: Mapping[str, Any]) -> Key:
+    return metadata["namespace"], metadata["labels"][POOL_LABEL]
+
+
+def _but_status(metadata: Mapping[str, Any]) -> str:
+    """Differs when somebody changed more than the status. Labels and annotations do not move a generation."""
+    parts = ("generation", "labels", "annotations", "ownerReferences")
+    return json.dumps([metadata.get(p) for p in parts], sort_keys=True, default=dict)
 
 
 @kopf.on.event(*_POOLS)
@@ -98,7 +115,7 @@ async def on_owned(memo: Watcher, meta: Mapping[str, Any], **_: Any) -> None:
 async def on_pod(memo: Watcher, meta: Mapping[str, Any], **_: Any) -> None:
     """A server, or a pod that opted in, changed."""
     if meta["labels"].get(ROLE_LABEL) == "server":
-        memo.owned_seen(meta, Need.SOMETIME)
+        memo.server_seen(meta)
     else:
         memo.client_seen(meta)
 

@@ -11,6 +11,7 @@ import pytest
 from kvpool_operator import handlers
 from kvpool_operator.desired.names import POOL_LABEL
 from kvpool_operator.handlers import Stop, Watcher
+from kvpool_operator.kept import EVERYTHING, Part
 from kvpool_operator.queue import Need
 from kvpool_operator.settings import Settings
 
@@ -20,13 +21,13 @@ def meta(name: str = "a", generation: int = 1, namespace: str = "models", **labe
 
 
 @pytest.fixture
-def asked() -> list[tuple[tuple[str, str], Need]]:
+def asked() -> list[tuple[tuple[str, str], Need, Part]]:
     return []
 
 
 @pytest.fixture
-def watcher(asked: list[tuple[tuple[str, str], Need]]) -> Watcher:
-    return Watcher(lambda key, need: asked.append((key, need)))
+def watcher(asked: list[tuple[tuple[str, str], Need, Part]]) -> Watcher:
+    return Watcher(lambda *what: asked.append(what))
 
 
 def test_a_new_spec_is_urgent_and_our_own_status_asks_for_nothing(watcher: Watcher, asked: list[Any]) -> None:
@@ -35,7 +36,7 @@ def test_a_new_spec_is_urgent_and_our_own_status_asks_for_nothing(watcher: Watch
     watcher.pool_seen(meta(generation=2), deleted=False)
     watcher.pool_seen(meta(generation=2), deleted=True)
 
-    assert asked == [(("models", "a"), Need.NOW)] * 3
+    assert asked == [(("models", "a"), Need.NOW, EVERYTHING)] * 3
 
 
 def test_a_namesake_of_a_deleted_pool_is_a_new_one(watcher: Watcher, asked: list[Any]) -> None:
@@ -48,7 +49,13 @@ def test_a_namesake_of_a_deleted_pool_is_a_new_one(watcher: Watcher, asked: list
 def test_what_a_pool_owns_names_it(watcher: Watcher, asked: list[Any]) -> None:
     watcher.owned_seen(meta("kvpool-a-node", **{POOL_LABEL: "a"}))
 
-    assert asked == [(("models", "a"), Need.SOON)]
+    assert asked == [(("models", "a"), Need.SOON, Part.CHILDREN)]
+
+
+def test_a_server_asks_for_a_look_at_servers_alone(watcher: Watcher, asked: list[Any]) -> None:
+    watcher.server_seen(meta("kvpool-a-x7k2p", **{POOL_LABEL: "a"}))
+
+    assert asked == [(("models", "a"), Need.SOMETIME, Part.SERVERS)]
 
 
 def test_a_daemon_set_whose_status_counts_on_is_only_to_be_reported(watcher: Watcher, asked: list[Any]) -> None:
@@ -58,7 +65,17 @@ def test_a_daemon_set_whose_status_counts_on_is_only_to_be_reported(watcher: Wat
     watcher.daemon_set_seen({**made, "generation": 2}, deleted=False)
     watcher.daemon_set_seen({**made, "generation": 2}, deleted=True)
 
-    assert [need for _, need in asked] == [Need.SOON, Need.SOMETIME, Need.SOON, Need.SOON]
+    whole = Need.SOON, Part.SERVERS | Part.CHILDREN
+    assert [what for _, *what in asked] == [[*whole], [Need.SOMETIME, Part.SERVERS], [*whole], [*whole]]
+
+
+def test_a_daemon_set_that_somebody_labelled_is_to_be_repaired(watcher: Watcher, asked: list[Any]) -> None:
+    made = meta("kvpool-a", **{POOL_LABEL: "a"})
+    watcher.daemon_set_seen(made, deleted=False)
+    watcher.daemon_set_seen({**made, "annotations": {"somebody": "else"}}, deleted=False)
+    watcher.daemon_set_seen({**made, "labels": {POOL_LABEL: "a", "more": "x"}}, deleted=False)
+
+    assert [need for _, need, _ in asked] == [Need.SOON] * 3
 
 
 def test_a_client_names_every_pool_of_that_name(watcher: Watcher, asked: list[Any]) -> None:
@@ -69,7 +86,8 @@ def test_a_client_names_every_pool_of_that_name(watcher: Watcher, asked: list[An
 
     watcher.client_seen(meta("vllm-0", namespace="z", **{POOL_LABEL: "a"}))
 
-    assert sorted(asked, key=lambda a: a[0]) == [(("x", "a"), Need.SOMETIME), (("y", "a"), Need.SOMETIME)]
+    what = Need.SOMETIME, Part.CLIENTS
+    assert sorted(asked, key=lambda a: a[0]) == [(("x", "a"), *what), (("y", "a"), *what)]
 
 
 def test_kopf_writes_nothing_and_waits_for_nothing_forever() -> None:
