@@ -4,18 +4,21 @@
 import hashlib
 from typing import Any, Final, Literal, cast
 
+import msgspec
+
 from kvpool import config
 from kvpool._version import __version__
 from kvpool.model.identity import Mode
 from kvpool_operator.desired import names
 from kvpool_operator.desired.facts import Facts
 from kvpool_operator.desired.gpu import has_gpus
-from kvpool_operator.spec.pool import IpcMode, Load, Pool
+from kvpool_operator.spec.pool import IpcMode, Pool
 
 __all__ = [
     "ADMIN_FOLDER",
     "CONFIG_FOLDER",
     "KEY_FOLDER",
+    "SERVERS",
     "SERVER_KEY",
     "SOCKET_FOLDER",
     "TOKEN_FILE",
@@ -36,6 +39,9 @@ ADMIN_FOLDER: Final = "/run/kvpool-admin"
 TOKEN_FILE: Final = "/var/run/secrets/kvpool.dev/token"  # noqa: S105 - a path
 SERVER_KEY: Final = "server-key"
 """Entry of the clients' ConfigMap with the server's public key, and its file's name in an engine's pod."""
+_ANY_SIZE: Final = 1 << 30
+SERVERS: Final = "servers"
+"""Entry of the servers' ConfigMap with the list of all of them, and its file's name wherever it is mounted."""
 _ISSUER_KEYS: Final = "issuer.jwks"
 _ANY_ADDRESS: Final = "*"
 """All of the pod's own, of both families; NetworkPolicy and tokens decide who enters."""
@@ -56,6 +62,7 @@ def server_config(pool: Pool, facts: Facts) -> config.ServerConfig:
         written_for=__version__,
         pool_uid=pool.uid,
         living_pools=facts.node_pools if spec.l1.persistence == "Node" else None,
+        servers_file=f"{CONFIG_FOLDER}/{SERVERS}" if serves_tcp(pool) else "",
         chunk_tokens=spec.chunk_tokens,
         listen=_listen(pool),
         auth=_auth(pool, facts),
@@ -143,21 +150,17 @@ def client_config(pool: Pool, server_key: str, *, socket: bool | None = None) ->
         store_generated=pool.spec.store.generated_tokens,
         store_min_tokens=pool.spec.store.min_tokens,
         load_min_tokens=pool.spec.load.min_tokens,
-        **_load_budget(pool),
         **modes.get(pool.spec.transfer.mode, {}),
     )
 
 
-def _load_budget(pool: Pool) -> dict[str, Any]:
-    """Nothing where it is as clients have it by themselves."""
-    percent = pool.spec.load.time_budget
-    return {} if percent == Load().time_budget else {"load_budget": percent / 100}
-
-
 def config_hash(pool: Pool, facts: Facts) -> str:
-    """Changes when servers must start anew: not for what they follow while they run, such as the issuer's keys."""
-    stable = config.without_live(server_config(pool, facts))
-    return hashlib.sha256(config.render(stable)).hexdigest()[:16]
+    """Changes when servers must start anew: not for what they follow while they run (``kvpool.server.live``)."""
+    config_of = server_config(pool, facts)
+    l1 = msgspec.structs.replace(config_of.l1, size_bytes=_ANY_SIZE, evict_above=1.0, evict_to=1.0, quotas={})
+    stable = msgspec.structs.replace(config_of, living_pools=None, written_for="", l1=l1)
+    text = config.render(stable) + (facts.issuer_keys.encode() if serves_tcp(pool) else b"")
+    return hashlib.sha256(text).hexdigest()[:16]
 
 
 def server_config_map(pool: Pool, facts: Facts) -> dict[str, Any]:
@@ -165,6 +168,7 @@ def server_config_map(pool: Pool, facts: Facts) -> dict[str, Any]:
     data = {"server.json": config.render(server_config(pool, facts)).decode()}
     if serves_tcp(pool):
         data[_ISSUER_KEYS] = facts.issuer_keys
+        data[SERVERS] = facts.servers
     return _config_map(pool, names.server_config(pool), data)
 
 

@@ -30,6 +30,8 @@ class Facts:
     """The `iss` claim of the cluster's service-account tokens."""
     issuer_keys: str
     """JSON Web Key Set of that issuer."""
+    servers: str = ""
+    """Where the pool's servers are; see ``kvpool.model.whereabouts``."""
     priority_class: str | None = None
     """Priority class of pools that name none."""
     runtime_classes: frozenset[str] = frozenset()

@@ -91,6 +91,8 @@ def _credentials(pool: Pool, *, same_namespace: bool) -> list[dict[str, Any]]:
     if same_namespace:  # no pod can mount what is in another one
         items = [{"key": config_map.SERVER_KEY, "path": config_map.SERVER_KEY}]
         sources.append({"configMap": {"name": names.client_config(pool), "items": items, "optional": True}})
+        items = [{"key": config_map.SERVERS, "path": config_map.SERVERS}]
+        sources.append({"configMap": {"name": names.server_config(pool), "items": items, "optional": True}})
     return sources
 
 

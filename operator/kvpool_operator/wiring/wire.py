@@ -121,7 +121,8 @@ def _refused(known: Situation, pool: Pool) -> Skip | None:
         return None
     if known.pool is None or (config_map.serves_tcp(pool) and not known.server_key):
         return Skip.POOL_NOT_READY
-    return None if pool.admits(known.namespace) else Skip.NAMESPACE_NOT_ALLOWED
+    allowed = known.namespace in pool.spec.clients.allowed_namespaces
+    return None if allowed else Skip.NAMESPACE_NOT_ALLOWED
 
 
 def _changed(pod: dict[str, Any], known: Situation, pool: Pool) -> tuple[Note, ...] | Skip:
@@ -158,8 +159,11 @@ def _client(known: Situation, pool: Pool, *, socket: bool) -> config.ClientConfi
     """The client's configuration as this very pod needs it."""
     near = known.namespace == pool.namespace
     client = config_map.client_config(pool, "" if near else known.server_key, socket=socket)
-    key_file = f"{parts.CREDENTIALS_FOLDER}/{config_map.SERVER_KEY}" if near and config_map.serves_tcp(pool) else ""
-    return msgspec.structs.replace(client, server_key_file=key_file)
+    if not near or not config_map.serves_tcp(pool):
+        return client
+    folder = parts.CREDENTIALS_FOLDER
+    files = {"server_key_file": f"{folder}/{config_map.SERVER_KEY}", "servers_file": f"{folder}/{config_map.SERVERS}"}
+    return msgspec.structs.replace(client, **files)
 
 
 def _configure(

@@ -33,6 +33,7 @@ def facts(**changes: Any) -> Facts:
         "priority_class": "kvpool-server",
         "runtime_classes": frozenset({"nvidia"}),
         "monitoring_kinds": frozenset({"PodMonitor", "PrometheusRule"}),
+        "servers": "tcp://192.0.2.11:7410#node-1\n",
         "node_pools": ("11111111-1111-4111-8111-111111111111",),
     }
     return Facts(**(known | changes))
