@@ -135,7 +135,7 @@ class Keeper:
         return reason
 
     def _begin(self, session: Session) -> None:
-        welcome = session.hello()
+        welcome = session.hello(lambda: self._stopping)
         if self._accept is not None and (reason := self._accept(welcome)) is not None:
             raise _NotAcceptedError(reason)
         if session.descriptors is not None:

@@ -7,6 +7,7 @@ Used by the Link's thread alone. A session never heals: it ends with SessionOver
 """
 
 import logging
+from collections.abc import Callable
 from time import monotonic
 from typing import Any, Final, TypeVar
 
@@ -17,7 +18,7 @@ from kvpool.client.call import Call
 from kvpool.client.credential import read_credential, read_server_key
 from kvpool.client.descriptors import Descriptors
 from kvpool.client.pipe import Pipe
-from kvpool.client.socket import Door
+from kvpool.client.socket import HANDSHAKE_SHARE, Door
 from kvpool.config import ClientConfig
 from kvpool.model import keys
 from kvpool.model.errors import (
@@ -87,6 +88,8 @@ class Session:
         self.welcome: Welcome | None = None
         self.registered: Register | None = None
         self.draining = False
+        self._handshake_s = HANDSHAKE_SHARE * config.connect_s
+        self._given_up: Callable[[], bool] = lambda: False
         self._silent_s = config.request_s
         self._heard_s = monotonic()
         self._beat_s: float | None = None
@@ -102,13 +105,14 @@ class Session:
 
     # --- handshake -------------------------------------------------------------------------------------------------
 
-    def hello(self) -> Welcome:
-        """Say Hello and bind the other connections.
+    def hello(self, given_up: Callable[[], bool] = lambda: False) -> Welcome:
+        """Say Hello and bind the other connections; ends early once *given_up* after a wake-up of the Door.
 
         Raises:
             CacheError: refused, or no answer in time.
         """
-        ends_s = monotonic() + self._config.connect_s
+        self._given_up = given_up
+        ends_s = monotonic() + self._handshake_s
         welcome = self._exchange(self._greeting(), ends_s)
         self.welcome = welcome
         self._silent_s = max(2 * welcome.heartbeat_s, self._config.request_s)
@@ -123,6 +127,7 @@ class Session:
         if welcome.descriptor_socket and self._config.server.startswith("ipc://"):
             # The server's own path may be another mount of the same folder: ours is beside the socket that we reached.
             self.descriptors = self._attach(self._config.server.removeprefix("ipc://") + SUFFIX, welcome.ticket)
+        self._given_up = lambda: False
         return welcome
 
     def register(self, registration: Register) -> Registered:
@@ -141,7 +146,7 @@ class Session:
                 "or no ring can be used"
             )
         request = msgspec.structs.replace(registration, modes=modes)
-        reply = self._exchange(request, monotonic() + self._config.request_s)
+        reply = self._exchange(request, monotonic() + max(self._config.request_s, self._handshake_s))
         self.registered = registration
         return reply
 
@@ -212,6 +217,8 @@ class Session:
         call: Call[R] = Call(request, (), ends_s)
         (pipe or self._control).send_now(call, monotonic())
         while not call.done():
+            if self._given_up():
+                raise ServerUnavailable("the link is being closed")
             try:
                 self.turn()
             except SessionOverError as e:

@@ -15,8 +15,13 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from kvpool.client.call import Frame
+from kvpool.client.names import Names
 
-__all__ = ["Connection", "Door"]
+__all__ = ["HANDSHAKE_SHARE", "Connection", "Door"]
+
+HANDSHAKE_SHARE: Final = 3
+"""A server that was reached may take so many times ``connect_s`` to answer: on a busy node every attempt would be cut
+off before its end otherwise, however often it is repeated."""
 
 _ENDINGS: Final[dict[int, str]] = {
     zmq.EVENT_DISCONNECTED: "the server closed the connection",
@@ -39,18 +44,16 @@ class Connection:
         address: str,
         server_key: str,
         connect_s: float,
-        *,
-        six: bool = False,
     ) -> None:
-        self.six = six
         self.heard = False
-        """True once a message came: the address is good for this family."""
+        """True once a message came: the address is good."""
+        self.six = address.startswith("tcp://[")
         self._socket = context.socket(zmq.DEALER)
-        self._socket.ipv6 = six
+        self._socket.ipv6 = self.six
         self._socket.linger = 0
         self._socket.setsockopt(zmq.RECONNECT_IVL, -1)
         self._socket.setsockopt(zmq.CONNECT_TIMEOUT, max(1, int(connect_s * 1000)))
-        self._socket.setsockopt(zmq.HANDSHAKE_IVL, max(1, int(connect_s * 1000)))
+        self._socket.setsockopt(zmq.HANDSHAKE_IVL, max(1, int(HANDSHAKE_SHARE * connect_s * 1000)))
         if server_key:
             public, secret = zmq.curve_keypair()
             self._socket.curve_publickey, self._socket.curve_secretkey = public, secret
@@ -115,7 +118,8 @@ class Connection:
 class Door:
     """The ZeroMQ context of one Link, with a wake-up that any thread may give."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Names | None = None) -> None:
+        self._names = names or Names()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._lock = threading.Lock()
         self._closed = False
@@ -128,20 +132,18 @@ class Door:
     def connect(self, address: str, server_key: str, connect_s: float) -> Connection:
         """Begin a connection; returns at once, and ``Connection.ended`` tells if it fails.
 
-        A name may lead to addresses of either family, and ZeroMQ looks for one of them: the next attempt after one
-        that failed looks for the other.
-        """
-        host = address.removeprefix("tcp://").rpartition(":")[0] if address.startswith("tcp://") else ""
-        made = Connection(self._context, address, server_key, connect_s, six=self._six(host))
-        self._latest[host] = made
-        return made
+        A name may lead to several addresses, also of either family: the next attempt after one that failed takes the
+        next one.
 
-    def _six(self, host: str) -> bool:
-        """True if *host* is to be looked for in IPv6."""
-        if not host or host.startswith("[") or host.replace(".", "").isdigit():
-            return host.startswith("[")
+        Raises:
+            ServerUnavailable: the name service does not say where the address is.
+        """
+        host = address.rpartition(":")[0]
         former = self._latest.get(host)
-        return former is not None and former.six == former.heard
+        failed = former is not None and not former.heard
+        address = self._names.numeric(address, failed=failed, wait_s=connect_s)
+        made = self._latest[host] = Connection(self._context, address, server_key, connect_s)
+        return made
 
     def wake(self) -> None:
         """End the running or the next ``wait``; any thread, nothing happens after ``close``."""

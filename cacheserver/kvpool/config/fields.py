@@ -219,6 +219,10 @@ class MoverConfig(Section, frozen=True, kw_only=True):
         Meta(ge=0, le=65535, description="First TCP port of the movers of TCP clients; 0 lets each take a free one."),
     ] = 0
     ports: Annotated[int, Meta(ge=1, le=1024, description="How many such ports there are.")] = 64
+    checksums: Annotated[
+        float,
+        Meta(ge=0, le=1, description="Share of the chunks stored through rings whose checksum the mover makes."),
+    ] = 0.05
     start_s: Annotated[float, Meta(gt=0, le=600, description="A mover that is not ready after this is ended.")] = 20.0
     revoke_s: Annotated[
         float, Meta(gt=0, le=60, description="A mover that still copies this long after a lease ended is ended.")
@@ -309,7 +313,10 @@ class ClientConfig(Section, frozen=True, kw_only=True):
     modes: Annotated[
         tuple[Mode, ...], Meta(min_length=1, description="Transfer modes to offer, in order of preference.")
     ] = (Mode.RING, Mode.CLIENT_MOVED, Mode.STREAMED)
-    connect_s: Annotated[float, Meta(gt=0, le=60, description="Deadline of the handshake.")] = 2.0
+    connect_s: Annotated[
+        float,
+        Meta(gt=0, le=60, description="To reach the server; the whole handshake may take three times as long."),
+    ] = 2.0
     request_s: Annotated[float, Meta(gt=0, le=60, description="Deadline of a control request.")] = 2.0
     lookup_s: Annotated[float, Meta(gt=0, le=60, description="A lookup without an answer for this long is a miss.")] = (
         1.0

@@ -29,7 +29,7 @@ _MARGIN_BYTES: Final = 64 << 10
 _RECEIVE_QUEUE: Final = 64
 """Messages of one connection that wait in this process; the rest waits with its sender."""
 _LINGER_MS: Final = 250
-_HANDSHAKE_MS: Final = 5_000
+_HANDSHAKE_MS: Final = 10_000
 _TCP_SILENT_MS: Final = 10_000
 
 

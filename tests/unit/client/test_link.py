@@ -71,6 +71,30 @@ def test_a_link_that_was_not_started_is_not_healthy_and_closes(tmp_path):
     assert link.state.reason is UncachedReason.CLOSED
 
 
+def test_a_server_that_was_reached_may_take_its_time_to_answer(server, link_to):
+    server.hold(m.Hello, times=10)
+    link = link_to(server, connect_s=0.4)
+    server.wait_seen(m.Hello)
+
+    threading.Event().wait(0.7)
+    server.release()
+
+    assert link.wait_healthy(5)
+    assert len(server.of(m.Hello)) == 1, "no attempt was cut off to be begun again"
+
+
+def test_a_link_that_waits_for_a_greetings_answer_closes_at_once(server, link_to):
+    server.drop(m.Hello, times=10)
+    link = link_to(server, connect_s=20)
+    server.wait_seen(m.Hello)
+
+    began_s = monotonic()
+    link.close(0.1)
+
+    assert monotonic() - began_s < 5
+    assert link.state.reason is UncachedReason.CLOSED
+
+
 @pytest.mark.behaviour("R084", "R088")
 def test_a_server_that_comes_later_is_found(tmp_path, link_to):
     server = ScriptedServer(tmp_path)
