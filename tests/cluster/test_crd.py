@@ -50,6 +50,18 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"network": {"port": 7000, "operationsPort": 7000}},
     ),
     ("port, operationsPort and bulkPort:", {"network": {"bulkPort": 7000}}, {"network": {"bulkPort": 7411}}),
+    (
+        "moverPorts: must end",
+        {"network": {"moverPorts": {"first": 65472, "count": 64}}},
+        {"network": {"moverPorts": {"first": 65473, "count": 64}}},
+    ),
+    (
+        "moverPorts: must not hold",
+        {"network": {"moverPorts": {"first": 7413, "count": 8}}},
+        {"network": {"moverPorts": {"first": 7412}}},
+    ),
+    ("moverPorts: must not hold", {"network": {"port": 7429}}, {"network": {"port": 7430}}),
+    ("moverPorts: must not hold", {"network": {"bulkPort": 7446}}, {"network": {"bulkPort": 7445}}),
     ("network.auth: None only", {"network": {"auth": "None"}, "ipc": SOCKET}, {"network": {"auth": "None"}}),
     (
         "transfer.mode: ClientMoved",

@@ -4,15 +4,13 @@
 import hashlib
 from typing import Any, Final, Literal, cast
 
-import msgspec
-
 from kvpool import config
 from kvpool._version import __version__
 from kvpool.model.identity import Mode
 from kvpool_operator.desired import names
 from kvpool_operator.desired.facts import Facts
 from kvpool_operator.desired.gpu import has_gpus
-from kvpool_operator.spec.pool import IpcMode, Pool
+from kvpool_operator.spec.pool import IpcMode, Load, Pool
 
 __all__ = [
     "ADMIN_FOLDER",
@@ -26,6 +24,7 @@ __all__ = [
     "client_config",
     "client_config_map",
     "config_hash",
+    "mover_ports",
     "node_address",
     "server_config",
     "server_config_map",
@@ -39,7 +38,6 @@ ADMIN_FOLDER: Final = "/run/kvpool-admin"
 TOKEN_FILE: Final = "/var/run/secrets/kvpool.dev/token"  # noqa: S105 - a path
 SERVER_KEY: Final = "server-key"
 """Entry of the clients' ConfigMap with the server's public key, and its file's name in an engine's pod."""
-_ANY_SIZE: Final = 1 << 30
 SERVERS: Final = "servers"
 """Entry of the servers' ConfigMap with the list of all of them, and its file's name wherever it is mounted."""
 _ISSUER_KEYS: Final = "issuer.jwks"
@@ -78,6 +76,7 @@ def server_config(pool: Pool, facts: Facts) -> config.ServerConfig:
             admin_socket=f"{ADMIN_FOLDER}/admin.sock",
         ),
         log=config.LogConfig(level=level),
+        mover=_mover(pool),
         gpu=config.GpuConfig(required=True) if has_gpus(pool) else config.ServerConfig().gpu,
     )
 
@@ -85,6 +84,17 @@ def server_config(pool: Pool, facts: Facts) -> config.ServerConfig:
 def _quotas(pool: Pool) -> dict[str, Any]:
     shares = {q.tenant: q.l1_percent / 100 for q in pool.spec.tenants.quotas}
     return {"quotas": shares} if shares else {}
+
+
+def mover_ports(pool: Pool) -> range:
+    """TCP ports of a server's movers; none where no engine comes with a ring over TCP."""
+    wanted = pool.spec.network.mover_ports
+    return range(wanted.first, wanted.first + wanted.count) if serves_tcp(pool) and has_gpus(pool) else range(0)
+
+
+def _mover(pool: Pool) -> config.MoverConfig:
+    ports = mover_ports(pool)
+    return config.MoverConfig(first_port=ports[0], ports=len(ports)) if ports else config.ServerConfig().mover
 
 
 def _listen(pool: Pool) -> config.ListenConfig:
@@ -150,17 +160,21 @@ def client_config(pool: Pool, server_key: str, *, socket: bool | None = None) ->
         store_generated=pool.spec.store.generated_tokens,
         store_min_tokens=pool.spec.store.min_tokens,
         load_min_tokens=pool.spec.load.min_tokens,
+        **_load_budget(pool),
         **modes.get(pool.spec.transfer.mode, {}),
     )
 
 
+def _load_budget(pool: Pool) -> dict[str, Any]:
+    """Nothing where it is as clients have it by themselves."""
+    percent = pool.spec.load.time_budget
+    return {} if percent == Load().time_budget else {"load_budget": percent / 100}
+
+
 def config_hash(pool: Pool, facts: Facts) -> str:
-    """Changes when servers must start anew: not for what they follow while they run (``kvpool.server.live``)."""
-    config_of = server_config(pool, facts)
-    l1 = msgspec.structs.replace(config_of.l1, size_bytes=_ANY_SIZE, evict_above=1.0, evict_to=1.0, quotas={})
-    stable = msgspec.structs.replace(config_of, living_pools=None, written_for="", l1=l1)
-    text = config.render(stable) + (facts.issuer_keys.encode() if serves_tcp(pool) else b"")
-    return hashlib.sha256(text).hexdigest()[:16]
+    """Changes when servers must start anew: not for what they follow while they run, such as the issuer's keys."""
+    stable = config.without_live(server_config(pool, facts))
+    return hashlib.sha256(config.render(stable)).hexdigest()[:16]
 
 
 def server_config_map(pool: Pool, facts: Facts) -> dict[str, Any]:

@@ -4,7 +4,7 @@
 from typing import Any
 
 from kvpool_operator.desired import names
-from kvpool_operator.desired.config_map import serves_tcp
+from kvpool_operator.desired.config_map import mover_ports, serves_tcp
 from kvpool_operator.desired.facts import Facts
 from kvpool_operator.desired.services import ports
 from kvpool_operator.spec.pool import Pool
@@ -20,6 +20,8 @@ def network_policy(pool: Pool, facts: Facts) -> dict[str, Any]:
     rules = [_rule([_namespace(n) for n in watchers], [operations])]
     if serves_tcp(pool):
         rules.append(_rule([_clients(pool, n) for n in _client_namespaces(pool)], sorted(wanted.values())))
+        if movers := mover_ports(pool):
+            rules[-1]["ports"].append({"protocol": "TCP", "port": movers[0], "endPort": movers[-1]})
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",

@@ -4,7 +4,7 @@
 from typing import Any
 
 from kvpool_operator.desired import names
-from kvpool_operator.desired.config_map import serves_tcp
+from kvpool_operator.desired.config_map import mover_ports, serves_tcp
 from kvpool_operator.spec.pool import Pool
 
 __all__ = ["ports", "services"]
@@ -29,6 +29,10 @@ def services(pool: Pool) -> list[dict[str, Any]]:
     data_ports = {name: port for name, port in ports(pool).items() if name != "operations"}
     # Strictly local: an address of another node would be wrong, since memory is shared within a node.
     local = _service(pool, names.node_service(pool), data_ports, {"internalTrafficPolicy": "Local"})
+    local["spec"]["ports"] += [
+        {"name": f"mover-{number}", "port": port, "targetPort": port, "protocol": "TCP"}
+        for number, port in enumerate(mover_ports(pool))
+    ]
     return [local, headless]
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "IpcMode",
     "Load",
     "Monitoring",
+    "MoverPorts",
     "NamespaceTenant",
     "Network",
     "Payload",
@@ -211,6 +212,15 @@ class Transfer(Section, frozen=True, kw_only=True):
     ] = "Auto"
 
 
+class MoverPorts(Section, frozen=True, kw_only=True):
+    """TCP ports on which movers meet engines that have a ring of device memory and no socket, one for each of them."""
+
+    first: Annotated[int, Meta(ge=1024, le=65535, description="The first of them.")] = 7430
+    count: Annotated[
+        int, Meta(ge=1, le=64, description="How many: at least one for each GPU of a node. An engine beyond streams.")
+    ] = 16
+
+
 class Network(Section, frozen=True, kw_only=True):
     """Who may connect, and where."""
 
@@ -221,6 +231,7 @@ class Network(Section, frozen=True, kw_only=True):
     bulk_port: Annotated[
         int, Meta(ge=1024, le=65535, description="TCP port of unencrypted bulk connections (encryption Control).")
     ] = 7412
+    mover_ports: MoverPorts = MoverPorts()
     auth: Annotated[
         Literal["ServiceAccountToken", "None"],
         Meta(description="How clients prove who they are. None: only over the socket, which is then the only door."),
@@ -236,6 +247,17 @@ class Network(Section, frozen=True, kw_only=True):
             "self.port != self.operationsPort && self.port != self.bulkPort && self.operationsPort != self.bulkPort",
             "port, operationsPort and bulkPort: must differ from each other",
             ".port",
+        ),
+        Rule(
+            "self.moverPorts.first + self.moverPorts.count <= 65536",
+            "moverPorts: must end at 65535",
+            ".moverPorts",
+        ),
+        Rule(
+            "[self.port, self.operationsPort, self.bulkPort]"
+            ".all(p, p < self.moverPorts.first || p >= self.moverPorts.first + self.moverPorts.count)",
+            "moverPorts: must not hold port, operationsPort or bulkPort",
+            ".moverPorts",
         ),
     )
 

@@ -121,8 +121,7 @@ def _refused(known: Situation, pool: Pool) -> Skip | None:
         return None
     if known.pool is None or (config_map.serves_tcp(pool) and not known.server_key):
         return Skip.POOL_NOT_READY
-    allowed = known.namespace in pool.spec.clients.allowed_namespaces
-    return None if allowed else Skip.NAMESPACE_NOT_ALLOWED
+    return None if pool.admits(known.namespace) else Skip.NAMESPACE_NOT_ALLOWED
 
 
 def _changed(pod: dict[str, Any], known: Situation, pool: Pool) -> tuple[Note, ...] | Skip:

@@ -276,6 +276,36 @@ def test_pods_have_memory_for_the_size_asked_for_whatever_came_before(spec: dict
     assert config_map.server_config(steps[-1], facts()).l1.size_bytes == size
 
 
+def reachable_ports(pool: Pool) -> tuple[set[int], set[int], set[int]]:
+    """TCP ports that movers take, that the node-local Service leads to, and that clients get through to."""
+    made = manifests(pool, facts())
+    (local,) = [m for m in made if m["metadata"]["name"].endswith("-node")]
+    (policy,) = [m for m in made if m["kind"] == "NetworkPolicy"]
+    mover = config_map.server_config(pool, facts()).mover
+    allowed = {
+        n for p in policy["spec"]["ingress"][1]["ports"] for n in range(p["port"], p.get("endPort", p["port"]) + 1)
+    }
+    taken = set(range(mover.first_port, mover.first_port + mover.ports)) if mover.first_port else set()
+    assert all(p["targetPort"] in (p["name"], p["port"]) for p in local["spec"]["ports"])
+    return taken, {p["port"] for p in local["spec"]["ports"]}, allowed
+
+
+def test_engines_of_the_node_reach_the_movers_of_their_server() -> None:
+    """A mover's port is reached beside the server's own: by the Service, and through the NetworkPolicy."""
+    taken, led_to, allowed = reachable_ports(pool(network={"moverPorts": {"first": 8000, "count": 24}}))
+
+    assert taken == set(range(8000, 8024))
+    assert led_to == allowed == taken | {7410, 7412}
+
+
+@pytest.mark.parametrize("spec", [{"gpuAccess": {"mode": "None"}}, {}])
+def test_without_gpus_no_mover_is_waited_for(spec: dict[str, Any]) -> None:
+    taken, led_to, allowed = reachable_ports(pool(**spec))
+
+    assert led_to == allowed == taken | {7410, 7412}
+    assert bool(taken) == (not spec)
+
+
 def test_new_issuer_keys_reach_the_mounted_file_and_replace_no_pod() -> None:
     """Servers read the file again when it changes; a cluster that rotates its keys must not cost every cache."""
     keys = '{"keys":[{}]}'
