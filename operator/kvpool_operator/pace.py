@@ -6,10 +6,11 @@ from typing import Final
 
 from kvpool_operator.spec import Condition, PoolStatus
 
-__all__ = ["Pace", "flips", "news", "stories"]
+__all__ = ["Pace", "flips", "news", "stories", "tally"]
 
 _LONGEST_S: Final = 120.0
 _GROWTH: Final = 3.0
+_SOONER: Final = 4.0
 _SUMMED_UP: Final = frozenset({"ConfigValid", "Available", "Progressing"})
 """Conditions that Ready is made of."""
 
@@ -19,7 +20,8 @@ class Pace:
     """The writes of one pool's status.
 
     Each write that only brings numbers up to date triples the gap to the next one, up to two minutes; a write that says
-    something new, or a quiet stretch, sets it back. So a rollout over a thousand nodes costs a handful of writes.
+    something new, or a quiet stretch, sets it back. So a rollout over a thousand nodes costs a handful of writes. What
+    has counted to its end is written in a quarter of that time.
 
     Args:
         gap_s: least time between two writes.
@@ -28,10 +30,20 @@ class Pace:
     gap_s: float
     _written_s: float = float("-inf")
     _now_gap_s: float = 0.0
+    _tally: object = None
+    _steady_s: float = 0.0
+    """Since when the tally is what it is."""
 
-    def due(self, now_s: float, *, new: bool) -> bool:
-        """True if the status may be written now; *new* if it says more than new numbers."""
-        return now_s - self._written_s >= (self.gap_s if new else max(self.gap_s, self._now_gap_s))
+    def due(self, now_s: float, *, new: bool, final: bool = False) -> bool:
+        """True if the status may be written now; *new* if it says more than new numbers, *final* if they stay."""
+        grown_s = self._now_gap_s / _SOONER if final else self._now_gap_s
+        return now_s - self._written_s >= (self.gap_s if new else max(self.gap_s, grown_s))
+
+    def steady(self, now_s: float, counted: object) -> bool:
+        """True if what was *counted* has been the same for the least gap."""
+        if counted != self._tally:
+            self._tally, self._steady_s = counted, now_s
+        return now_s - self._steady_s >= self.gap_s
 
     def written(self, now_s: float, *, new: bool) -> None:
         """It was."""
@@ -63,3 +75,12 @@ def news(before: PoolStatus, made: PoolStatus) -> bool:
     if before.observed_generation != made.observed_generation or len(before.conditions) != len(made.conditions):
         return True
     return bool(flips(before, made))
+
+
+def tally(made: PoolStatus) -> tuple[object, ...] | None:
+    """What of *made* counts pods, which come to an end; None while a rollout goes on. Traffic never does."""
+    said = {c.type: c for c in made.conditions}
+    if "Progressing" not in said or said["Progressing"].status == "True":
+        return None
+    wired = said["ClientsWired"].message if "ClientsWired" in said else ""
+    return made.servers, made.problem_nodes, made.problem_node_count, made.unwired_pods, made.unwired_pod_count, wired

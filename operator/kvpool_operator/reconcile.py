@@ -4,7 +4,7 @@
 import asyncio
 import datetime as dt
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -13,9 +13,10 @@ from kvpool_operator.cluster import PODS, POOLS, Cluster
 from kvpool_operator.desired import Facts, config_map, gpu, manifests, memory
 from kvpool_operator.desired.provision import known_provision
 from kvpool_operator.errors import Absent, Conflict, InvalidPool, OperatorError, Permanent, Retryable
+from kvpool_operator.kept import Kept, Part
 from kvpool_operator.keys import ensure_key, known_key
 from kvpool_operator.observed import Observed, ServerPod, ServerStats, traffic
-from kvpool_operator.pace import Pace, flips, news, stories
+from kvpool_operator.pace import Pace, flips, news, stories, tally
 from kvpool_operator.queue import Outcome
 from kvpool_operator.repair import Repair
 from kvpool_operator.rollout import Decision, State, decide
@@ -34,6 +35,8 @@ StatsReader = Callable[[int, tuple[ServerPod, ...]], Awaitable[tuple[ServerStats
 """Reads the statistics of servers: their operations port, their pods."""
 
 _SOON_S: Final = 2.0
+_KEEP_S: Final = 60.0
+"""What no event was seen of is read again after this, or at each resync if those come more often."""
 
 
 @dataclass(slots=True)
@@ -42,6 +45,7 @@ class _Memory:
 
     uid: str
     pace: Pace
+    kept: Kept
     stats: tuple[ServerStats, ...] = ()
     before: tuple[ServerStats, ...] = ()
     read_s: float = float("-inf")
@@ -105,6 +109,11 @@ class Reconciler:
             self.report("pool.failed", key, str(e))
             return "failed", Outcome(failed=True)
 
+    def changed(self, key: Key, part: Part) -> None:
+        """Something of *part* of a pool changed: its next pass reads it."""
+        if found := self._memories.get(key):
+            found.kept.changed(part)
+
     def keys(self) -> list[Key]:
         """Pools that are remembered."""
         return list(self._memories)
@@ -130,30 +139,22 @@ class Reconciler:
 
     async def _work(self, pool: Pool, body: dict[str, Any]) -> tuple[str, Outcome]:
         memory_of = self._remember(pool)
-        live = await children.find(self.cluster, pool)
-        key = await self._key(pool, known_key(live.values()) or memory_of.server_key, memory_of)
-        places = memory_of.places.text
-        if places is None:
-            places = self._places(pool, await observe.servers(self.cluster, pool, self.wall()), memory_of)
-        facts = await self.surroundings.facts(key)
-        facts = replace(facts, provision=known_provision(live.values()), servers=places)
-        error = ""
-        try:
-            await children.settle(self.cluster, pool, manifests(pool, facts), live, self._applied)
-        except Permanent as e:
-            error = str(e)
+        memory_of.kept.begin(pool, self.clock())
+        facts, error = await self._settle(pool, memory_of)
         seen = await self._observe(pool, facts, memory_of, error)
         await self._tell_where(pool, facts, seen, memory_of)
         decision = decide(pool, seen, memory.startup_s(pool))
-        await self._replace(pool, decision)
+        await self._replace(pool, decision, memory_of.kept)
         written = await self._write_status(pool, body, seen, decision, memory_of)
         return "failed" if error else "ok", self._outcome(decision, seen, error=error, written=written)
 
-    def _places(self, pool: Pool, servers: tuple[ServerPod, ...], memory_of: _Memory) -> str:
-        """The list of servers as it is when this pool is first looked at."""
-        text = listed(servers, pool.spec.network.port)
-        memory_of.places.follow(text, self.clock(), all_there=False)
-        return text
+    async def _places(self, pool: Pool, memory_of: _Memory) -> str:
+        """The list of servers as it was last written; at a first look at this pool as it is."""
+        if memory_of.places.text is None:
+            await _read_servers(self.cluster, pool, memory_of.kept, self.clock(), self.wall())
+            text = listed(memory_of.kept.servers, pool.spec.network.port)
+            memory_of.places.follow(text, self.clock(), all_there=False)
+        return memory_of.places.text or ""
 
     async def _tell_where(self, pool: Pool, facts: Facts, seen: Observed, memory_of: _Memory) -> None:
         """Write the list of servers down if it is time to."""
@@ -162,6 +163,32 @@ class Reconciler:
         if memory_of.places.follow(text, self.clock(), all_there=all_there) and config_map.serves_tcp(pool):
             made = config_map.server_config_map(pool, replace(facts, servers=text))
             self._applied.note(pool.uid, made, await self.cluster.apply(made))
+            memory_of.kept.facts = memory_of.kept.facts and replace(facts, servers=text)
+
+    async def _settle(self, pool: Pool, memory_of: _Memory) -> tuple[Facts, str]:
+        """Bring what the pool owns to what it should be, unless nothing can have changed since; an error, too."""
+        kept, begun_s = memory_of.kept, self.clock()
+        if kept.facts is not None and Part.CHILDREN not in kept.unread:
+            facts = await self.surroundings.facts(kept.facts.server_key)
+            known = replace(facts, provision=kept.facts.provision, servers=memory_of.places.text or "")
+            if known == kept.facts:
+                return known, ""
+        former_key = kept.facts.server_key if kept.facts else ""
+        kept.facts = None
+        live = await children.find(self.cluster, pool)
+        key = await self._key(pool, known_key(live.values()) or memory_of.server_key, memory_of)
+        if key != former_key:
+            kept.need(Part.CLIENTS)  # they were wired to another one
+        places = await self._places(pool, memory_of)
+        facts = replace(await self.surroundings.facts(key), provision=known_provision(live.values()), servers=places)
+        kept.need(Part.SERVERS)  # what their controller says of the objects that are applied now
+        try:
+            await children.settle(self.cluster, pool, manifests(pool, facts), live, self._applied)
+        except Permanent as e:
+            return facts, str(e)
+        kept.facts = facts
+        kept.read(Part.CHILDREN, begun_s)
+        return facts, ""
 
     def _remember(self, pool: Pool) -> _Memory:
         """What is known of this very pool.
@@ -171,9 +198,9 @@ class Reconciler:
         """
         found = self._memories.get(pool.key)
         if found is None or found.uid != pool.uid:
-            found = self._memories[pool.key] = _Memory(
-                pool.uid, Pace(self.settings.status_gap_s), resynced_s=self.clock()
-            )
+            kept = Kept(min(_KEEP_S, self.settings.resync_s))
+            pace = Pace(self.settings.status_gap_s)
+            found = self._memories[pool.key] = _Memory(pool.uid, pace, kept, resynced_s=self.clock())
         if self.clock() - found.resynced_s >= self.settings.resync_s:
             found.resynced_s = self.clock()
         return found
@@ -196,21 +223,24 @@ class Reconciler:
                 self.repair.forget(found.uid)
 
     async def _observe(self, pool: Pool, facts: Facts, memory_of: _Memory, error: str) -> Observed:
-        watched = self.settings.watch_namespaces
-        servers, clients = await asyncio.gather(
-            observe.servers(self.cluster, pool, self.wall()),
-            observe.clients(self.cluster, pool, watched, facts.server_key),
+        watched, kept = self.settings.watch_namespaces, memory_of.kept
+        await asyncio.gather(
+            _read_servers(self.cluster, pool, kept, self.clock(), self.wall()),
+            _read_clients(self.cluster, pool, kept, self.clock(), watched, facts.server_key),
         )
+        servers, everybody, state = kept.servers_at(self.clock()), kept.clients, kept.state
+        clients = tuple(c for c in everybody if pool.admits(c.namespace))
+        strangers = tuple(c for c in everybody if not pool.admits(c.namespace))
         await self._refresh_stats(pool, servers, memory_of)
         mode = gpu.mode_in_use(pool, facts)
         wanted_class = gpu.runtime_class(pool)
         missing = mode is GpuMode.RUNTIME_CLASS and wanted_class not in facts.runtime_classes
-        state = await observe.daemon_set(self.cluster, pool)  # after its pods, or new ones would look outdated
         return Observed(
             daemon_set=state,
             servers=servers,
             clients=clients,
-            not_evicted=await self.repair(pool, clients) if self.repair is not None else "",
+            strangers=strangers,
+            not_evicted=await self.repair(pool, clients + strangers) if self.repair is not None else "",
             unwatched=observe.unwatched(pool, watched),
             stats=memory_of.stats,
             window=traffic(memory_of.before, memory_of.stats, memory_of.window_s),
@@ -235,8 +265,9 @@ class Reconciler:
         memory_of.window_s = 0 if first else round(self.settings.stats_s)
         memory_of.stats, memory_of.read_s = fresh, now_s
 
-    async def _replace(self, pool: Pool, decision: Decision) -> None:
+    async def _replace(self, pool: Pool, decision: Decision, kept: Kept) -> None:
         for pod in decision.replace:
+            kept.changed(Part.SERVERS)
             await self.cluster.delete(PODS, pool.namespace, pod.name, pod.uid)
 
     async def _refused(self, key: Key, body: dict[str, Any], error: str) -> Outcome:
@@ -258,8 +289,10 @@ class Reconciler:
         memory_of.unwired = sum(not c.wired for c in seen.clients)
         if made == before:
             return True
-        new = news(before, made)
-        if not memory_of.pace.due(self.clock(), new=new):
+        new, counted = news(before, made), tally(made)
+        steady = memory_of.pace.steady(self.clock(), counted)
+        final = steady and counted is not None and counted != tally(before)
+        if not memory_of.pace.due(self.clock(), new=new, final=final):
             return False
         try:
             await self.cluster.apply_status(*pool.key, dump(made))
@@ -287,6 +320,21 @@ class Reconciler:
         if busy or unready:
             return Outcome(after_s=_SOON_S)
         return Outcome(after_s=self.settings.stats_s if written else self.settings.status_gap_s)
+
+
+async def _read_servers(cluster: Cluster, pool: Pool, kept: Kept, now_s: float, now: dt.datetime) -> None:
+    if Part.SERVERS in kept.unread:
+        kept.servers = await observe.servers(cluster, pool, now)
+        kept.state = await observe.daemon_set(cluster, pool)  # after its pods, or new ones would look outdated
+        kept.read(Part.SERVERS, now_s)
+
+
+async def _read_clients(
+    cluster: Cluster, pool: Pool, kept: Kept, now_s: float, watched: Collection[str], server_key: str
+) -> None:
+    if Part.CLIENTS in kept.unread:
+        kept.clients = await observe.clients(cluster, pool, watched, server_key)
+        kept.read(Part.CLIENTS, now_s)
 
 
 def _progress(pool: Pool, decision: Decision) -> Progress:
