@@ -10,14 +10,42 @@ from tests.fakes.fault_proxy import FaultProxy, Rates
 from tests.fakes.running_server import running_server
 from tests.property import fault_campaign
 
-ALL = ("drop", "delay", "duplicate", "truncate", "reorder", "hang_up")
+ALL = fault_campaign.FAULTS
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(180)
 def test_nothing_wrong_hanging_or_leaked_when_everything_fails(capsys) -> None:
-    code = fault_campaign.main(["--ops", "300", "--seconds", "15", "--seed", "20261129"])
+    code = fault_campaign.main(["--ops", "300", "--seconds", "60", "--seed", "20261129"])
 
     assert code == 0, capsys.readouterr().out
+
+
+ENOUGH = {"ops": 3000, "chunks compared": 5000, "messages passed": 20_000, "ops without a server": 90}
+ENOUGH |= {f"messages {name}": 80 for name in ALL} | dict.fromkeys(fault_campaign.ACTS, 30)
+
+
+@pytest.mark.parametrize(
+    ("counts", "missing"),
+    [
+        ({}, []),
+        ({"ops": 5, "chunks compared": 5, "ops without a server": 0}, ["only 5 operations ended"]),
+        ({"ops without a server": 1501}, ["most operations had no server"]),
+        ({"chunks compared": 800}, ["hardly a chunk was compared"]),
+        ({"messages reorder": 0}, ["no message met with reorder"]),
+        (dict.fromkeys(fault_campaign.ACTS, 0), ["hardly a process was harmed"]),
+        ({f"messages {name}": 1 for name in ALL}, ["hardly a message was harmed"]),
+        ({"kill server": 0} | {a: 60 for a in fault_campaign.ACTS if a != "kill server"}, ["no kill server"]),
+    ],
+)
+def test_a_campaign_that_did_too_little_fails(counts, missing) -> None:
+    assert fault_campaign.shortfall(ENOUGH | counts, 3000, fault_campaign.ACTS) == missing
+
+
+def test_a_short_run_need_not_have_met_with_everything() -> None:
+    counts = {"ops": 40, "chunks compared": 70, "messages passed": 300, "messages delay": 5}
+
+    assert not fault_campaign.shortfall(counts, 40, fault_campaign.ACTS)
 
 
 def order(address: str) -> Order:

@@ -7,7 +7,8 @@ A proxy loses, delays, doubles, cuts and mixes up messages; clients and the serv
 the server's clocks jump, and its tmpfs is filled by others. Every byte that a client gets vouched for is compared with
 what its chunk must be. At the end, when all is calm, nothing may be left: no lease, no pin, no slot.
 
-Exit codes: 0 all well, 1 a byte was wrong, something hung, leaked or died; the seed is on the first line.
+Exit codes: 0 all well, 1 a byte was wrong, something hung, leaked or died, or too little happened to tell; the seed is
+on the first line.
 """
 
 import argparse
@@ -24,7 +25,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -47,10 +48,25 @@ LIFE_OPS = 150
 """Operations of one client process."""
 LIFE_S = 240.0
 ACT_S = (0.3, 2.0)
+ACT_MESSAGES = 100
+"""That pass between two acts: on a slow machine nothing would ever get done otherwise."""
 STOP_S = (0.05, 1.5)
 CALM_S = 60.0
 LOOK_S = 0.05
+FAULTS = ("drop", "delay", "duplicate", "truncate", "reorder", "hang_up")
 ACTS = {"kill client": 3, "stop client": 3, "kill server": 1, "end server": 1, "stop server": 2, "fill": 1, "unfill": 2}
+
+
+LEAST_OPS = 50
+"""Of a run whose time was over before it had done all."""
+LEAST_WITH_SERVER = 0.5
+LEAST_COMPARED = 0.3
+"""Chunks an operation; 1.9 is usual."""
+LEAST_FAULTS = 0.01
+"""Faults a message; the proxy's rates add up to four times that."""
+MOST_MESSAGES_AN_ACT = 2000
+SURE = 20
+"""What is expected so often has to have happened once."""
 
 
 class CampaignError(Exception):
@@ -103,9 +119,11 @@ class Campaign:
                     life.kill()
                     life.communicate()
             self.counts.update({f"messages {what}": n for what, n in self._proxy.counts.items()})
+            if missing := shortfall(self.counts, self._ops, acts):
+                raise CampaignError(f"nothing was found, but too little was done: {'; '.join(missing)}; {self.counts}")
 
     def _work(self, acts: dict[str, int]) -> None:
-        act_s = now_s = time.monotonic()
+        act_s, passed, now_s = time.monotonic(), 0, time.monotonic()
         while self._lives or (self._ordered() < self._ops and now_s < self._ends_s):
             now_s = time.monotonic()
             self._reap(now_s)
@@ -115,8 +133,9 @@ class Campaign:
                     life.terminate()
             while len(self._lives) < CLIENTS and self._ordered() < self._ops and now_s < self._ends_s:
                 self._begin_life(now_s)
-            if self._lives and act_s <= now_s < self._ends_s:
-                act_s = now_s + self.chance.uniform(*ACT_S)
+            done = self._proxy.counts["passed"] - passed
+            if self._lives and act_s <= now_s < self._ends_s and done >= ACT_MESSAGES:
+                act_s, passed = now_s + self.chance.uniform(*ACT_S), passed + done
                 (act,) = self.chance.choices(list(acts), list(acts.values()))
                 self._act(act, now_s)
             if self.server.ended:
@@ -236,6 +255,24 @@ class Campaign:
                     self._pause.wait(LOOK_S)
             self._pause.wait(LOOK_S)
         raise CampaignError(f"LEAKED: {CALM_S:.0f} s after the last client: {last}\n{self.server.log[-2000:]}")
+
+
+def shortfall(counts: Mapping[str, int], ordered: int, acts: Mapping[str, int]) -> list[str]:
+    """Return in which way a campaign did too little to say anything; empty if it did enough."""
+    ops, passed = counts.get("ops", 0), counts.get("messages passed", 0)
+    befell = {name: counts.get(f"messages {name}", 0) for name in FAULTS}
+    acted = sum(counts.get(act, 0) for act in acts)
+    checks = {
+        f"only {ops} operations ended": ops >= min(ordered, LEAST_OPS),
+        "most operations had no server": ops - counts.get("ops without a server", 0) >= LEAST_WITH_SERVER * ops,
+        "hardly a chunk was compared": counts.get("chunks compared", 0) >= LEAST_COMPARED * ops,
+        "hardly a message was harmed": sum(befell.values()) >= LEAST_FAULTS * passed,
+        "hardly a process was harmed": acted >= passed // MOST_MESSAGES_AN_ACT,
+    }
+    checks |= {f"no message met with {name}": n or getattr(Rates, name) * passed < SURE for name, n in befell.items()}
+    share = acted / sum(acts.values())
+    checks |= {f"no {act}": counts.get(act, 0) or weight * share < SURE for act, weight in acts.items()}
+    return [text for text, fine in checks.items() if not fine]
 
 
 @contextlib.contextmanager
