@@ -68,6 +68,11 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"transfer": {"mode": "ClientMoved"}, "ipc": SOCKET},
         {"transfer": {"mode": "ClientMoved"}},
     ),
+    (
+        "transfer.mode: Ring",
+        {"transfer": {"mode": "Ring"}},
+        {"transfer": {"mode": "Ring"}, "gpuAccess": {"mode": "None"}},
+    ),
     ("maxUnavailable:", {"update": {"maxUnavailable": 1}}, {"update": {"maxUnavailable": 0}}),
     ("maxUnavailable:", {"update": {"maxUnavailable": "100%"}}, {"update": {"maxUnavailable": "101%"}}),
     ("maxUnavailable:", {"update": {"maxUnavailable": "1%"}}, {"update": {"maxUnavailable": "0%"}}),

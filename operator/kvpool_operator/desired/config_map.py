@@ -148,7 +148,7 @@ def client_config(pool: Pool, server_key: str, *, socket: bool | None = None) ->
     """
     if socket is None:
         socket = pool.spec.ipc.mode is IpcMode.HOST_PATH_SOCKET
-    modes: dict[str, Any] = {"Streamed": {"modes": (Mode.STREAMED,)}}
+    modes: dict[str, Any] = {"Streamed": {"modes": (Mode.STREAMED,)}, "Ring": {"modes": (Mode.RING,)}}
     if socket:
         modes["ClientMoved"] = {"modes": (Mode.CLIENT_MOVED,)}
     return config.ClientConfig(

@@ -207,8 +207,8 @@ class Transfer(Section, frozen=True, kw_only=True):
     """How bytes move."""
 
     mode: Annotated[
-        Literal["Auto", "ClientMoved", "Streamed"],
-        Meta(description="Auto: the fastest that both sides can do."),
+        Literal["Auto", "Ring", "ClientMoved", "Streamed"],
+        Meta(description="Auto: the fastest that both sides can do. Another one: that alone, or no cache."),
     ] = "Auto"
 
 
@@ -439,6 +439,11 @@ class PoolSpec(Section, frozen=True, kw_only=True):
         Rule(
             "self.transfer.mode != 'ClientMoved' || self.ipc.mode == 'HostPathSocket'",
             "transfer.mode: ClientMoved needs ipc.mode HostPathSocket",
+            ".transfer.mode",
+        ),
+        Rule(
+            "self.transfer.mode != 'Ring' || self.gpuAccess.mode != 'None'",
+            "transfer.mode: Ring needs servers that see GPUs, so another gpuAccess.mode than None",
             ".transfer.mode",
         ),
         Rule(

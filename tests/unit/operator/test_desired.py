@@ -276,6 +276,24 @@ def test_pods_have_memory_for_the_size_asked_for_whatever_came_before(spec: dict
     assert config_map.server_config(steps[-1], facts()).l1.size_bytes == size
 
 
+@pytest.mark.parametrize(
+    ("mode", "socket", "expected"),
+    [
+        ("Ring", False, ("ring",)),
+        ("Ring", True, ("ring",)),
+        ("Streamed", True, ("streamed",)),
+        ("ClientMoved", True, ("client-moved",)),
+        ("Auto", True, ("ring", "client-moved", "streamed")),
+    ],
+)
+def test_engines_offer_the_mode_that_the_pool_names(mode: str, socket: bool, expected: tuple[str, ...]) -> None:
+    ipc = {"mode": "HostPathSocket" if socket else "Isolated"}
+
+    made = config_map.client_config(pool(transfer={"mode": mode}, ipc=ipc), "")
+
+    assert tuple(str(m) for m in made.modes) == expected
+
+
 def reachable_ports(pool: Pool) -> tuple[set[int], set[int], set[int]]:
     """TCP ports that movers take, that the node-local Service leads to, and that clients get through to."""
     made = manifests(pool, facts())
