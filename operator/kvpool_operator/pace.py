@@ -20,8 +20,8 @@ class Pace:
     """The writes of one pool's status.
 
     Each write that only brings numbers up to date triples the gap to the next one, up to two minutes; a write that says
-    something new, or a quiet stretch, sets it back. So a rollout over a thousand nodes costs a handful of writes. What
-    has counted to its end is written in a quarter of that time.
+    something new, or a rest with nothing to say, sets it back. So a rollout over a thousand nodes costs a handful of
+    writes. What has counted to its end is written in a quarter of that time.
 
     Args:
         gap_s: least time between two writes.
@@ -45,11 +45,15 @@ class Pace:
             self._tally, self._steady_s = counted, now_s
         return now_s - self._steady_s >= self.gap_s
 
+    def rest(self, now_s: float) -> None:
+        """No rollout goes on, and there is nothing to write."""
+        if now_s - self._written_s > 2 * max(self.gap_s, self._now_gap_s):
+            self._now_gap_s = 0.0
+
     def written(self, now_s: float, *, new: bool) -> None:
         """It was."""
-        quiet = now_s - self._written_s > 2 * max(self.gap_s, self._now_gap_s)
         grown_s = min(_LONGEST_S, _GROWTH * max(self.gap_s, self._now_gap_s))
-        self._now_gap_s = _GROWTH * self.gap_s if new else self.gap_s if quiet else grown_s
+        self._now_gap_s = _GROWTH * self.gap_s if new else grown_s
         self._written_s = now_s
 
 

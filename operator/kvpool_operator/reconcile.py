@@ -287,9 +287,11 @@ class Reconciler:
         made = status(pool, seen, _progress(pool, decision), before, _stamp(self.wall()))
         memory_of.ready = next(c.status for c in made.conditions if c.type == "Ready")
         memory_of.unwired = sum(not c.wired for c in seen.clients)
-        if made == before:
-            return True
         new, counted = news(before, made), tally(made)
+        if made == before:
+            if counted is not None:
+                memory_of.pace.rest(self.clock())
+            return True
         steady = memory_of.pace.steady(self.clock(), counted)
         final = steady and counted is not None and counted != tally(before)
         if not memory_of.pace.due(self.clock(), new=new, final=final):

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.operator.cases import with_identity
 
 from kvpool_operator.observed import DaemonSetState, Observed, ServerPod
-from kvpool_operator.pace import Pace, flips, news, stories
+from kvpool_operator.pace import Pace, flips, news, stories, tally
 from kvpool_operator.spec import PoolStatus, parse_pool
 from kvpool_operator.status import Progress, status
 
@@ -29,7 +29,7 @@ class Writer:
                 self.writes.append(self.now_s)
             self.now_s += 1.0
 
-    def rest(self, seconds: float) -> None:
+    def wait(self, seconds: float) -> None:
         self.now_s += seconds
 
 
@@ -66,16 +66,28 @@ def test_news_need_not_wait_for_the_longer_gap_and_set_it_back() -> None:
     assert len(writer.writes) == before + 2
 
 
-def test_a_quiet_stretch_sets_the_gap_back() -> None:
+def test_a_rest_with_nothing_to_say_sets_the_gap_back() -> None:
     writer = Writer()
     writer.offer(1, new=True)
     writer.offer(100)
-    writer.rest(1000.0)
+    writer.wait(1000.0)
+    writer.pace.rest(writer.now_s)
     before = len(writer.writes)
 
-    writer.offer(6)
+    writer.offer(16)
 
     assert len(writer.writes) == before + 2
+
+
+def test_passes_that_come_late_do_not_set_the_gap_back() -> None:
+    """On a busy machine they do, and a change would cost a write for each of them."""
+    writer = Writer()
+    writer.offer(1, new=True)
+    for _ in range(12):
+        writer.wait(39.0)
+        writer.offer(1)
+
+    assert writer.writes == [0.0, 40.0, 120.0, 240.0, 360.0, 480.0]
 
 
 def judged(*ready: bool, generation: int = 1, before: PoolStatus | None = None, settled: bool = True) -> PoolStatus:
@@ -123,3 +135,33 @@ def test_what_ready_says_is_not_said_again() -> None:
     assert {c.type for c in flips(ready, back)} == {"Ready", "Progressing", "Degraded"}
     assert [c.type for c in stories(flips(ready, back))] == ["Ready", "Degraded"]
     assert stories(()) == ()
+
+
+def test_what_has_counted_to_its_end_is_written_sooner() -> None:
+    writer = Writer()
+    writer.offer(1, new=True)
+    writer.offer(200)
+    since_s = writer.now_s - writer.writes[-1]
+    pace = writer.pace
+
+    assert not pace.due(writer.now_s, new=False)
+    assert not pace.due(writer.now_s + 29.0 - since_s, new=False, final=True)
+    assert pace.due(writer.now_s + 30.0 - since_s, new=False, final=True)
+
+
+def test_a_tally_is_steady_once_it_was_the_same_for_the_gap() -> None:
+    pace = Pace(GAP_S)
+
+    assert not pace.steady(100.0, ("a",))
+    assert not pace.steady(104.0, ("a",))
+    assert pace.steady(105.0, ("a",))
+    assert not pace.steady(106.0, ("b",))
+
+
+def test_a_tally_counts_pods_and_there_is_none_while_a_rollout_goes_on() -> None:
+    at_rest = judged(True, True)
+
+    assert tally(judged(True, False)) is None
+    assert tally(PoolStatus()) is None
+    assert tally(at_rest) == tally(judged(True, True, before=at_rest))
+    assert tally(at_rest) != tally(judged(True, True, True))
