@@ -193,8 +193,8 @@ class Reconciler:
     def _remember(self, pool: Pool) -> _Memory:
         """What is known of this very pool.
 
-        A resync applies nothing by itself: every pass compares with live objects, so what differs is seen anyway, and a
-        pool at rest costs no write.
+        A resync applies nothing by itself: live objects are compared whenever one was seen to change, and at least each
+        minute, so what differs is seen anyway, and a pool at rest costs no write.
         """
         found = self._memories.get(pool.key)
         if found is None or found.uid != pool.uid:
