@@ -34,6 +34,7 @@ FAILED_WAITS: Final = frozenset(
 """Why a container may wait that does not pass by itself."""
 _ENOUGH_LOOKUPS: Final = 20
 """Lookups after which a canary without a single hit is suspicious."""
+_BY_TIME: Final = "; too little traffic to judge hits, so time and health decide"
 
 
 class State(StrEnum):
@@ -92,7 +93,8 @@ def _next(update: Update, observed: Observed, old: list[ServerPod], new: list[Se
         return Decision(State.SETTLING, f"servers with the new spec store but do not hit on {_some(silent)}")
     budget = _budget(update, observed.daemon_set.desired)
     chosen = _choose(candidates, observed, budget - _busy(observed, old, settling), budget)
-    return _told(chosen, settling, len(old))
+    untried = _untried(observed.stats, {p.node for p in new if p.ready})
+    return _told(chosen, settling, f"{len(old)} servers to update", _BY_TIME if untried else "")
 
 
 def _try_canaries(
@@ -105,10 +107,10 @@ def _try_canaries(
     return Decision(State.SETTLING, f"waiting until {len(settling) or 'the first'} new servers have settled")
 
 
-def _told(chosen: tuple[ServerPod, ...], settling: list[ServerPod], left: int) -> Decision:
+def _told(chosen: tuple[ServerPod, ...], settling: list[ServerPod], text: str, how: str) -> Decision:
     if chosen:
-        return Decision(State.PROGRESSING, f"{left} servers to update", chosen)
-    return Decision(State.SETTLING, f"{left} servers to update, {len(settling)} settling")
+        return Decision(State.PROGRESSING, text + how, chosen)
+    return Decision(State.SETTLING, f"{text}, {len(settling)} settling{how}")
 
 
 def _failed(pod: ServerPod, startup_s: float) -> bool:
@@ -122,11 +124,17 @@ def _without_hits(stats: Sequence[ServerStats], new: set[str]) -> list[str]:
     """New servers that store and are asked but never hit, while old ones do hit."""
     if not any(s.hit_tokens for s in stats if s.node not in new):
         return []
-    return sorted(
-        s.node
-        for s in stats
-        if s.node in new and s.stored_chunks and not s.hit_tokens and sum(s.lookups.values()) >= _ENOUGH_LOOKUPS
-    )
+    return sorted(s.node for s in stats if s.node in new and s.stored_chunks and not s.hit_tokens and _asked_enough(s))
+
+
+def _untried(stats: Sequence[ServerStats], new: set[str]) -> bool:
+    """True if the hits of no server in *new* can be judged: they were asked too little, or nobody hits."""
+    hits = any(s.hit_tokens for s in stats)
+    return not any(s.node in new and hits and (s.hit_tokens or _asked_enough(s)) for s in stats)
+
+
+def _asked_enough(stats: ServerStats) -> bool:
+    return sum(stats.lookups.values()) >= _ENOUGH_LOOKUPS
 
 
 def _budget(update: Update, desired: int) -> int:

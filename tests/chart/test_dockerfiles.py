@@ -78,6 +78,36 @@ def test_without_a_builder_it_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path
         images.choose()
 
 
+def test_where_docker_is_the_builder_it_gets_the_same_files_and_the_base(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    docker = tmp_path / "docker"
+    docker.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/calls\n')
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    monkeypatch.setattr(images, "buildah", _no_buildah)
+    for name in ("PIP_CERT", "PIP_INDEX_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+    assert images.main(["--registry", "registry.example/team/", "--tag", "9", "--base-image", "base:1"]) == 0
+
+    references = [f"registry.example/team/{image.name}:9" for image in IMAGES.values()]
+    assert capsys.readouterr().out.split() == references
+    asked, *builds = (tmp_path / "calls").read_text().splitlines()
+    assert asked == "version"
+    for call, image, reference in zip(builds, IMAGES.values(), references, strict=True):
+        assert call == (
+            "build --build-arg BASE_IMAGE=base:1 --build-arg BUILD_IMAGE=base:1 "
+            f"--file {ROOT / image.dockerfile} --tag {reference} {ROOT}"
+        )
+    assert images.main(["--local-base"]) == 1
+    assert "--local-base needs buildah" in capsys.readouterr().err
+
+
+def _no_buildah() -> images.Builder:
+    raise ImageError("buildah is not installed")
+
+
 def test_a_builder_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     docker = tmp_path / "docker"
     docker.write_text("#!/bin/sh\necho 'Cannot connect to the daemon' >&2\nexit 1\n")

@@ -132,6 +132,25 @@ def test_a_new_server_that_stores_and_never_hits_holds_the_update() -> None:
     assert replaced(paced(), *servers, stats=(stats("a", 0), stats("b", 0))) == ["b"], "nobody hits: no judgement"
 
 
+@pytest.mark.parametrize(
+    ("lookups", "hits", "old_hits", "by_time"),
+    [(0, 0, 5, True), (19, 0, 5, True), (30, 0, 0, True), (1, 7, 5, False), (30, 7, 0, False)],
+)
+def test_without_traffic_time_and_health_decide_and_the_status_says_so(
+    lookups: int, hits: int, old_hits: int, *, by_time: bool
+) -> None:
+    def stats(node: str, asked: int, hit: int) -> ServerStats:
+        return ServerStats(node=node, boot_id=node, version="1", lookups={"all": asked}, hit_tokens=hit)
+
+    known = (stats("a", lookups, hits), stats("b", 100, old_hits))
+    servers = (server("a", "new"), server("b"), server("c"))
+
+    for observed in (seen(*servers, stats=known), seen(*servers, server("d", "new", state_for_s=0.0), stats=known)):
+        decision = decide(paced(), observed, STARTUP_S)
+        assert ("time and health decide" in decision.message) == by_time, decision
+    assert "time and health decide" in decide(paced(), seen(*servers), STARTUP_S).message
+
+
 def test_the_nodes_of_one_engine_go_together() -> None:
     servers = [server("a", "new"), *(server(n) for n in "bcdefg")]
     clients = (client("c", "engine-0"), client("e", "engine-0", "other"), client("b"), client("d"))
