@@ -80,7 +80,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{time.monotonic() - start:6.0f} s  {text}", file=sys.stderr, flush=True)
 
     helm = Helm(assets(CONTROL_PLANE)["helm"])
-    with scale(size, helm, KVPOOL_OPERATOR_RESYNC_S="20") as scene:
+    with scale(size, helm, KVPOOL_OPERATOR_RESYNC_S="30") as scene:
         say(f"{size.nodes} nodes are there")
         found = play(scene, options.idle, say)
     return _report(found, size, options)

@@ -25,8 +25,8 @@ def size() -> Size:
 
 @pytest.fixture(scope="module")
 def found(control_plane: ControlPlane, size: Size) -> Iterator[Outcome]:
-    """Resyncs come every 20 s, so that the minute of rest has some."""
-    with scale(size, real_helm(), KVPOOL_OPERATOR_RESYNC_S="20") as scene:
+    """Resyncs come every 30 s, so that the minute of rest has some."""
+    with scale(size, real_helm(), KVPOOL_OPERATOR_RESYNC_S="30") as scene:
         yield play(scene, IDLE_S)
 
 
