@@ -126,9 +126,23 @@ async def on_login(**kwargs: Any) -> kopf.ConnectionInfo | None:
     return kopf.login_with_kubeconfig(**kwargs) or kopf.login_with_service_account(**kwargs)
 
 
+class _NoDiffs(kopf.DiffBaseStorage):
+    """Nothing is compared with what was handled before; else every event costs a copy of the whole object."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        return None
+
+
 def configure(settings: kopf.OperatorSettings) -> None:
     """Timeouts everywhere, lists in pages, selectors on the server's side, and nothing written by kopf."""
     settings.posting.enabled = False
+    settings.persistence.diffbase_storage = _NoDiffs()
     settings.scanning.disabled = True
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 10

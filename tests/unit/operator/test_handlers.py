@@ -101,6 +101,15 @@ def test_kopf_writes_nothing_and_waits_for_nothing_forever() -> None:
     assert max(settings.networking.error_backoffs) <= 30
 
 
+def test_an_event_costs_no_copy_of_its_object() -> None:
+    settings = kopf.OperatorSettings()
+    handlers.configure(settings)
+    storage, body = settings.persistence.diffbase_storage, kopf.Body({"spec": {"containers": [{"name": "engine"}]}})
+
+    assert storage.build(body=body) == {}
+    assert storage.fetch(body=body) is None
+
+
 @pytest.mark.parametrize("early", [True, False])
 def test_a_stop_reaches_watches_on_another_thread(early: bool) -> None:
     stop, started = Stop(), threading.Event()
