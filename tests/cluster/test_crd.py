@@ -69,9 +69,14 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"transfer": {"mode": "ClientMoved"}},
     ),
     (
-        "transfer.mode: Ring",
+        "transfer.mode: Ring needs",
         {"transfer": {"mode": "Ring"}},
         {"transfer": {"mode": "Ring"}, "gpuAccess": {"mode": "None"}},
+    ),
+    (
+        "transfer.mode: Ring over TCP",
+        {"transfer": {"mode": "Ring"}, "network": {"encryption": "All"}, "ipc": SOCKET},
+        {"transfer": {"mode": "Ring"}, "network": {"encryption": "All"}},
     ),
     ("maxUnavailable:", {"update": {"maxUnavailable": 1}}, {"update": {"maxUnavailable": 0}}),
     ("maxUnavailable:", {"update": {"maxUnavailable": "100%"}}, {"update": {"maxUnavailable": "101%"}}),

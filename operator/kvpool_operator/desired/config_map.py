@@ -87,14 +87,19 @@ def _quotas(pool: Pool) -> dict[str, Any]:
 
 
 def mover_ports(pool: Pool) -> range:
-    """TCP ports of a server's movers; none where no engine comes with a ring over TCP."""
-    wanted = pool.spec.network.mover_ports
-    return range(wanted.first, wanted.first + wanted.count) if serves_tcp(pool) and has_gpus(pool) else range(0)
+    """TCP ports of a server's movers; none where no engine comes with a ring over TCP, which is never encrypted."""
+    network = pool.spec.network
+    if not serves_tcp(pool) or not has_gpus(pool) or network.encryption == "All":
+        return range(0)
+    return range(network.mover_ports.first, network.mover_ports.first + network.mover_ports.count)
 
 
 def _mover(pool: Pool) -> config.MoverConfig:
     ports = mover_ports(pool)
-    return config.MoverConfig(first_port=ports[0], ports=len(ports)) if ports else config.ServerConfig().mover
+    if ports:
+        return config.MoverConfig(first_port=ports[0], ports=len(ports))
+    over_tcp_alone = has_gpus(pool) and pool.spec.ipc.mode is not IpcMode.HOST_PATH_SOCKET
+    return config.MoverConfig(ring=False) if over_tcp_alone else config.ServerConfig().mover
 
 
 def _listen(pool: Pool) -> config.ListenConfig:

@@ -238,7 +238,10 @@ class Network(Section, frozen=True, kw_only=True):
     ] = "ServiceAccountToken"
     encryption: Annotated[
         Literal["Control", "All"],
-        Meta(description="What of the TCP traffic is encrypted: all but bulk bytes, or all."),
+        Meta(
+            description="What of the TCP traffic is encrypted. Control: all but bulk bytes and the words between an "
+            "engine and its mover. All: all, so without the socket bytes are streamed and no ring is used."
+        ),
     ] = "Control"
     policy: Annotated[bool, Meta(description="Make a NetworkPolicy for the servers.")] = True
 
@@ -444,6 +447,11 @@ class PoolSpec(Section, frozen=True, kw_only=True):
         Rule(
             "self.transfer.mode != 'Ring' || self.gpuAccess.mode != 'None'",
             "transfer.mode: Ring needs servers that see GPUs, so another gpuAccess.mode than None",
+            ".transfer.mode",
+        ),
+        Rule(
+            "self.transfer.mode != 'Ring' || self.network.encryption != 'All' || self.ipc.mode == 'HostPathSocket'",
+            "transfer.mode: Ring over TCP is not encrypted; use network.encryption Control or ipc.mode HostPathSocket",
             ".transfer.mode",
         ),
         Rule(

@@ -316,12 +316,24 @@ def test_engines_of_the_node_reach_the_movers_of_their_server() -> None:
     assert led_to == allowed == taken | {7410, 7412}
 
 
-@pytest.mark.parametrize("spec", [{"gpuAccess": {"mode": "None"}}, {}])
-def test_without_gpus_no_mover_is_waited_for(spec: dict[str, Any]) -> None:
+ALL = {"network": {"encryption": "All"}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "doors", "ring"),
+    [
+        ({"gpuAccess": {"mode": "None"}}, {7410, 7412}, True),
+        (ALL, {7410}, False),
+        ({**ALL, "ipc": {"mode": "HostPathSocket"}}, {7410}, True),
+    ],
+)
+def test_no_port_is_open_that_no_mover_takes(spec: dict[str, Any], doors: set[int], *, ring: bool) -> None:
+    """Where all traffic is encrypted, only the socket is left for a ring."""
     taken, led_to, allowed = reachable_ports(pool(**spec))
 
-    assert led_to == allowed == taken | {7410, 7412}
-    assert bool(taken) == (not spec)
+    assert taken == set()
+    assert led_to == allowed == doors
+    assert config_map.server_config(pool(**spec), facts()).mover.ring == ring
 
 
 def test_new_issuer_keys_reach_the_mounted_file_and_replace_no_pod() -> None:
