@@ -35,6 +35,12 @@ _COPY_LIMIT_BYTES: Final = 64 << 10
 """Frames below this are copied by ZeroMQ, which is cheaper than tracking them."""
 
 
+# As plain numbers: every operation on the enumerations' members costs some microseconds.
+_AT_ONCE: Final = int(zmq.NOBLOCK)
+_MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
+_READABLE: Final = int(zmq.POLLIN)
+
+
 class Connection:
     """One DEALER connection; used by the thread that made it, alone."""
 
@@ -70,20 +76,28 @@ class Connection:
 
     def send(self, frames: Sequence[Frame]) -> bool:
         """Hand one message to ZeroMQ; False if its queue is full or the connection is gone. Never blocks."""
+        *first, last = frames
+        copy = all(len(f) < _COPY_LIMIT_BYTES for f in frames)
         try:
-            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=all(len(f) < _COPY_LIMIT_BYTES for f in frames))
+            for frame in first:
+                self._socket.send(frame, _MORE, copy)
+            self._socket.send(last, _AT_ONCE, copy)
         except zmq.Again:
             return False
         return True
 
     def receive(self) -> list[Frame] | None:
         """Return the next message, or None. Large frames are not copied."""
-        try:
-            frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-        except zmq.Again:
+        # Asking first costs a third of what it costs to be told by an exception.
+        if not int(self._socket.get(zmq.EVENTS)) & _READABLE:
             return None
+        frame = self._socket.recv(_AT_ONCE, copy=False)
+        frames = [_content(frame)]
+        while frame.more:
+            frame = self._socket.recv(_AT_ONCE, copy=False)
+            frames.append(_content(frame))
         self.heard = True
-        return [f.bytes if len(f) < _COPY_LIMIT_BYTES else f.buffer for f in frames]
+        return frames
 
     @property
     def alarmed(self) -> bool:
@@ -179,3 +193,7 @@ class Door:
             for socket in connection.sockets():
                 poller.register(socket, zmq.POLLIN)
         return poller
+
+
+def _content(frame: zmq.Frame) -> Frame:
+    return frame.bytes if len(frame) < _COPY_LIMIT_BYTES else frame.buffer

@@ -21,6 +21,7 @@ from kvpool.server.sockets import Arrival, Origin
 
 __all__ = ["Door", "Loop"]
 
+_ORIGINS: Final = tuple(Origin)
 _TURN_MESSAGES: Final = 64
 """Taken from each socket in one turn: a flood delays others by this many requests, not more."""
 _LONG_S: Final = 0.0003
@@ -128,7 +129,7 @@ class Loop:
     def _serve(self, ready: set[Origin | int], received_s: float) -> None:
         """Serve what came: what takes no time first, then for a while what does."""
         if len(self._backlog) < _BACKLOG:
-            arrivals = [a for o in Origin if o in ready for a in self._door.receive(o, _TURN_MESSAGES)]
+            arrivals = [a for o in _ORIGINS if o in ready for a in self._door.receive(o, _TURN_MESSAGES)]
             for arrival in self._backlog.sort(arrivals, received_s):
                 self._answer(Waiting(arrival, received_s))
         for take in (self._backlog.control, self._backlog.bulk):

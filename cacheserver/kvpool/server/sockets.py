@@ -32,6 +32,11 @@ _LINGER_MS: Final = 250
 _HANDSHAKE_MS: Final = 10_000
 _TCP_SILENT_MS: Final = 10_000
 
+# As plain numbers: every operation on the enumerations' members costs some microseconds.
+_AT_ONCE: Final = int(zmq.NOBLOCK)
+_MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
+_READABLE: Final = int(zmq.POLLIN)
+
 
 class Origin(IntEnum):
     """Through which endpoint a peer came."""
@@ -146,7 +151,7 @@ class Frontend:
         router = self._routers[origin]
         arrivals: list[Arrival] = []
         # Asking first costs a third of what it costs to be told by an exception.
-        while len(arrivals) < most and int(router.get(zmq.EVENTS)) & zmq.POLLIN:
+        while len(arrivals) < most and int(router.get(zmq.EVENTS)) & _READABLE:
             if (arrival := _receive(router, origin)) is None:
                 break
             arrivals.append(arrival)
@@ -154,8 +159,13 @@ class Frontend:
 
     def send(self, peer: Peer, frames: Sequence[Buffer]) -> Sent:
         """Send one message; never blocks."""
+        send = self._routers[peer.origin].send
+        *first, last = frames
         try:
-            self._routers[peer.origin].send_multipart((peer.routing_id, *frames), zmq.NOBLOCK)
+            send(peer.routing_id, _MORE)
+            for frame in first:
+                send(frame, _MORE)
+            send(last, _AT_ONCE)
         except zmq.ZMQError as e:
             return _why(e)
         return Sent.SENT
@@ -248,13 +258,13 @@ def _why(error: zmq.ZMQError) -> Sent:
 
 def _receive(router: "zmq.Socket[bytes]", origin: Origin) -> Arrival | None:
     try:
-        routing_id = router.recv(zmq.NOBLOCK, copy=False)
+        routing_id = router.recv(_AT_ONCE, copy=False)
     except zmq.Again:
         return None
     frames: list[memoryview] = []
     surplus, last = 0, routing_id
     while last.more:
-        last = router.recv(zmq.NOBLOCK, copy=False)
+        last = router.recv(_AT_ONCE, copy=False)
         if len(frames) < KEPT_FRAMES:
             frames.append(last.buffer)
         else:

@@ -10,7 +10,7 @@ class EndingWhileAsked(Call[Pong]):
     """The Link ends it in the moment between ``then``'s two steps, which another thread could do as well."""
 
     def done(self) -> bool:
-        if not self._ended.is_set():
+        if not self._ended:
             self.finish(Pong(), ())
         return super().done()
 
