@@ -76,6 +76,18 @@ def test_an_event_of_a_megabyte_is_one_event() -> None:
     assert len(found[1]["text"]) == 1_000_000
 
 
+def test_answers_are_asked_for_as_they_are() -> None:
+    encodings: list[str | None] = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        encodings.append(request.headers.get("Accept-Encoding"))
+        return web.json_response({"metadata": {"resourceVersion": "7"}, "items": []})
+
+    run(handler, lambda cluster: cluster.list(POOLS))
+
+    assert encodings == ["identity"]
+
+
 @pytest.mark.parametrize(
     "handler",
     [
