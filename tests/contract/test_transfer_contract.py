@@ -251,7 +251,7 @@ def test_a_store_whose_lease_ran_out_is_not_claimed_nor_found(engine):
 def test_bytes_whose_checksum_is_wrong_are_not_written_and_not_found_again(engine, way, new_engine):
     keys = digests(3)
     engine.store(keys[:32])
-    # What goes through a ring has no checksum; what others stored may have one.
+    # Of what goes through a ring the mover makes the checksums; what others stored is verified on its way to one, too.
     way = Mode.STREAMED if way is Mode.RING else way
     with engines(new_engine(way)) as (writer,):
         writer.blocks.memory[:] = engine.blocks.memory

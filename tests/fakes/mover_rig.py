@@ -11,7 +11,7 @@ from typing import Self
 
 import numpy as np
 
-from kvpool.model.slots import PLACEMENT, Disposition
+from kvpool.model.slots import CHECK, PLACEMENT, Disposition
 from kvpool.transfer.mover.messages import Direction, Revoked, Ring, Start
 from kvpool.transfer.mover.supervision import Mover, MoverLimits, MoverState
 from kvpool.transfer.ring import EngineRing
@@ -71,14 +71,21 @@ class MoverRig:
     def join(self, device: EngineDevice, secret: bytes = SECRET) -> EngineRing:
         return EngineRing(device, self.mover.address, secret, time.monotonic() + PATIENCE_S)
 
-    def grant(self, name: bytes, direction: Direction, places: Sequence[tuple[int, int]], length: int) -> None:
-        """Grant chunks at (region, offset)."""
+    def grant(
+        self,
+        name: bytes,
+        direction: Direction,
+        places: Sequence[tuple[int, int]],
+        length: int,
+        checks: Sequence[tuple[int, bytes]] = (),
+    ) -> None:
+        """Grant chunks at (region, offset), with checksums (kind and bytes) to make or to verify."""
         rows = np.zeros(len(places), dtype=PLACEMENT)
         rows["memory"] = [region for region, _ in places]
         rows["offset"] = [offset for _, offset in places]
         rows["length"] = length
         rows["disposition"] = Disposition.WRITE
-        self.mover.grant(name, direction, rows)
+        self.mover.grant(name, direction, rows, np.array(list(checks), dtype=CHECK).tobytes())
         self.flush()
 
     def flush(self) -> None:
@@ -88,3 +95,10 @@ class MoverRig:
         with self.regions[region].open("rb") as file:
             file.seek(offset)
             return file.read(length)
+
+    def spoil(self, region: int, offset: int) -> None:
+        """Turn one byte over."""
+        byte = self.bytes_at(region, offset, 1)
+        with self.regions[region].open("r+b") as file:
+            file.seek(offset)
+            file.write(bytes([byte[0] ^ 1]))

@@ -144,10 +144,13 @@ class Loading:
             after=job.after.event if job.after is not None else 0,
         )
         try:
-            lost = ring.load(ring.move(work), self._copying.ends_s)
+            move = ring.move(work)
+            lost = ring.load(move, self._copying.ends_s)
         except CacheError as e:
             log.debug("load of %s stopped: %s", job.request_id, e)
             return
+        self._wrong[[*move.wrong]] = 1
+        self._ledger.count("chunks_checksum_wrong", len(move.wrong))
         self._written[chunks] = True
         self._written[[*lost]] = False
 

@@ -40,6 +40,9 @@ class RingWork:
 class RingMove(Protocol):
     """A RingWork under way."""
 
+    wrong: set[int]
+    """Loads: chunks that are not what was stored, as the mover found; they are among those that are lost."""
+
     def cancel(self, timeout_s: float) -> bool:
         """Begin no kernel any more; returns whether none runs after at most *timeout_s*. Any thread."""
 

@@ -166,7 +166,7 @@ class Storing:
         log.debug("store of %s dropped: %s %s", self.job.request_id, reason, detail)
 
     def _send_by_ring(self, rows: NDArray[np.void], grant: bytes) -> None:
-        """Hand all chunks to the ring at once; they have no checksums."""
+        """Hand all chunks to the ring at once; the mover makes their checksums."""
         job, ring = self.job, self._rings.current() if self._rings is not None else None
         if ring is None:
             self._drop("ring")

@@ -8,8 +8,10 @@ held until the mover has said that it copies no more, or is reaped.
 import numpy as np
 
 from kvpool.engine.core import Core
+from kvpool.engine.counters import CHECKSUM_MISMATCHES
 from kvpool.engine.lookup import Lookups
 from kvpool.engine.release import Releases
+from kvpool.index.phases import READY
 from kvpool.model.slots import SERVER_OWNED, SlotArray
 
 __all__ = ["MoverClaims"]
@@ -65,6 +67,14 @@ class MoverClaims:
         """End ``hold``."""
         if len(slots):
             self._core.index.unpin(slots, 1)
+
+    def damaged(self, slots: SlotArray) -> None:
+        """Drop chunks that are not what was stored, as a mover found; those dropped already are not counted again."""
+        there = slots[self._core.index.slots.phase[slots] == READY]
+        if len(there):
+            self._core.drop(there)
+            self._core.counters.add(CHECKSUM_MISMATCHES, len(there))
+            self._lookups.arrivals()
 
     def memories(self) -> set[int]:
         """Return the numbers of the memory that movers may write to now or later: of regions that are no tenant's."""

@@ -41,7 +41,7 @@ from kvpool.engine.recovery import recover
 from kvpool.engine.release import Releases
 from kvpool.engine.retrieve import Retrieves
 from kvpool.engine.room import Room
-from kvpool.engine.store import Frame, Stores
+from kvpool.engine.store import Frame, Kinds, Stores
 from kvpool.engine.tiers import Fetches
 from kvpool.engine.upkeep import Upkeep
 from kvpool.model.identity import ClientKind, GroupSpec, Mode, Namespace, Role
@@ -180,9 +180,9 @@ class Engine:
         self._stores.end_write(client_id, store_id, chunk, length, ok=ok)
 
     def commit_store(
-        self, client_id: bytes, store_id: bytes, complete: Frame, checksums: Frame, kind: int, now_s: float
+        self, client_id: bytes, store_id: bytes, complete: Frame, checksums: Frame, kind: Kinds, now_s: float
     ) -> NDArray[np.uint8]:
-        """End a store: chunks marked 1 in *complete* become readable, the others are dropped.
+        """End a store: chunks marked 1 in *complete* become readable, the others go; *kind*: of all, or one a chunk.
 
         Returns:
             A disposition a chunk: STORED, ABANDONED, or what ``prepare_store`` said.

@@ -58,7 +58,7 @@ class Retrieves:
         )
         plan.placements["disposition"] = _LOST
         plan.placements["length"] = lease.scope.groups[place[0]].shard_bytes
-        self._fill(plan, held, slots, self._in_place(client, registration.mode, slots), by_mover=bool(client.mover))
+        self._fill(plan, held, slots, self._in_place(client, registration.mode, slots))
         return plan
 
     def _in_place(self, client: Client, mode: Mode, slots: SlotArray) -> NDArray[np.bool_]:
@@ -69,15 +69,7 @@ class Retrieves:
             return self._core.index.owned_by(slots, client.tenant)
         return np.zeros(len(slots), dtype=np.bool_)
 
-    def _fill(
-        self,
-        plan: ReadPlan,
-        held: NDArray[np.bool_],
-        slots: SlotArray,
-        owned: NDArray[np.bool_],
-        *,
-        by_mover: bool,
-    ) -> None:
+    def _fill(self, plan: ReadPlan, held: NDArray[np.bool_], slots: SlotArray, owned: NDArray[np.bool_]) -> None:
         at = np.flatnonzero(held)
         rows = plan.placements
         rows["slot"] = -1
@@ -90,8 +82,6 @@ class Retrieves:
             headers = self._core.arena.rows(slots)
             plan.checksums[at] = headers["checksum"]
             plan.kinds[at] = np.where(verify, headers["checksum_kind"], 0)
-            if by_mover:  # what is to be verified has to pass through a CPU
-                rows["disposition"][at] = np.where(owned & (plan.kinds[at] == 0), _IN_PLACE, _STREAM)
 
     def begin_read(self, client: Client, piece: Piece, offset: int, length: int) -> Callable[[], bytes]:
         """Return what copies one piece, on any thread; the copy holds the slot until ``end_read``."""

@@ -19,14 +19,17 @@ from kvpool.model.identity import Mode
 from kvpool.model.keys import DIGEST_BYTES
 from kvpool.model.slots import PLACEMENT, Disposition, SlotArray
 
-__all__ = ["Stores"]
+__all__ = ["Kinds", "Stores"]
 
 Frame = bytes | memoryview | NDArray[Any]
+Kinds = int | NDArray[np.uint8]
+"""How all checksums of a store were made, or a number for each chunk."""
 
 # Plain numbers for NumPy, see phases.
 _WRITE, _PENDING, _PRESENT = int(Disposition.WRITE), int(Disposition.PENDING), int(Disposition.PRESENT)
 _STORED, _ABANDONED = int(Disposition.STORED), int(Disposition.ABANDONED)
 
+_KINDS = np.array(list(ChecksumKind), dtype=np.uint8)
 _LAST_CHUNK = (1 << 31) - 1
 
 
@@ -161,18 +164,18 @@ class Stores:
     # The end of a store
 
     def commit(
-        self, client: Client, store_id: bytes, complete: Frame, checksums: Frame, kind: int
+        self, client: Client, store_id: bytes, complete: Frame, checksums: Frame, kind: Kinds
     ) -> NDArray[np.uint8]:
         """Publish complete chunks and drop the others; see ``Engine.commit_store``."""
         key = client.client_id + store_id
         lease = self._core.stores.get(key)
         if lease is None:
             return self._late(key, complete)
-        marks, sums = _frames(len(lease.slots), complete, checksums, kind)
+        marks, sums, kinds = _frames(len(lease.slots), complete, checksums, kind)
         self._core.stores.pop(key)
         wanted = (lease.slots >= 0) & (self._core.index.slots.phase[lease.slots] == WRITING)
         stored = np.flatnonzero(wanted & marks & self._arrived(lease))
-        self._publish(lease, stored, sums[stored], kind)
+        self._publish(lease, stored, sums[stored], kinds[stored])
         answer = lease.dispositions.copy()
         answer[lease.slots >= 0] = _ABANDONED
         answer[stored] = _STORED
@@ -189,12 +192,14 @@ class Stores:
             self._count_ended(lease, 0)
             self._abandon(key, lease, over=False)
 
-    def _publish(self, lease: StoreLease, rows: NDArray[np.int64], checksums: NDArray[np.void], kind: int) -> None:
+    def _publish(
+        self, lease: StoreLease, rows: NDArray[np.int64], checksums: NDArray[np.void], kinds: NDArray[np.uint8]
+    ) -> None:
         if not len(rows):
             return
         slots = lease.slots[rows]
         lengths = np.full(len(rows), lease.length, dtype=np.uint64)
-        self._core.arena.commit(slots, lengths, checksums, np.full(len(rows), kind, dtype=np.uint8))
+        self._core.arena.commit(slots, lengths, checksums, kinds)
         self._core.index.publish(slots)
         self._core.waiting.ready(slots)
 
@@ -250,14 +255,17 @@ class Stores:
         counters.add(STORED_BYTES, stored * lease.length)
 
 
-def _frames(count: int, complete: Frame, checksums: Frame, kind: int) -> tuple[NDArray[np.bool_], NDArray[np.void]]:
+def _frames(
+    count: int, complete: Frame, checksums: Frame, kind: Kinds
+) -> tuple[NDArray[np.bool_], NDArray[np.void], NDArray[np.uint8]]:
     """Read the frames of a commit; no checksums at all are as good as kind NONE."""
+    kinds: NDArray[np.uint8] = np.full(count, kind, dtype=np.uint8) if np.ndim(kind) == 0 else np.asarray(kind)
     marks = np.frombuffer(complete, dtype=np.uint8)
     sums = np.frombuffer(checksums, dtype=np.uint8)
-    if len(marks) != count or len(sums) not in (count * CHECKSUM_BYTES, 0) or (kind and not len(sums)):
+    if len(marks) != count or len(sums) not in (count * CHECKSUM_BYTES, 0) or (kinds.any() and not len(sums)):
         raise Malformed(f"{len(marks)} marks and {len(sums)} bytes of checksums for {count} chunks")
-    if kind not in tuple(ChecksumKind):
-        raise Malformed(f"checksum kind {kind} is not known here")
+    if len(kinds) != count or not np.isin(kinds, _KINDS).all():
+        raise Malformed(f"checksum kinds {np.unique(kinds).tolist()} are not all known here, or not one a chunk")
     if not len(sums):
         sums = np.zeros(count * CHECKSUM_BYTES, dtype=np.uint8)
-    return marks == 1, sums.view(f"V{CHECKSUM_BYTES}")
+    return marks == 1, sums.view(f"V{CHECKSUM_BYTES}"), kinds

@@ -23,6 +23,14 @@ MOVERS: Final = (
         panel="Clients",
     ),
     Metric(
+        name="kvpool_ring_checksums_total",
+        kind=Kind.COUNTER,
+        unit="chunks",
+        help="Chunks whose checksum a mover made (store) or verified (load), counted when the store or load ended.",
+        panel="Transfers",
+        labels=(("direction", ("store", "load")),),
+    ),
+    Metric(
         name="kvpool_ring_bytes_total",
         kind=Kind.COUNTER,
         unit="bytes",

@@ -16,6 +16,7 @@ from kvpool.model.checksum import CHECKSUM_BYTES
 from kvpool.model.keys import DIGEST_BYTES
 
 __all__ = [
+    "CHECK",
     "HEADER_ROW",
     "NO_DIGEST",
     "PLACEMENT",
@@ -57,6 +58,10 @@ PLACEMENT: Final = np.dtype(
 
 ``memory`` is what a client of the same node asks the descriptor socket for; ``offset`` counts from its start.
 """
+
+
+CHECK: Final = np.dtype([("kind", "u1"), ("checksum", f"V{CHECKSUM_BYTES}")])
+"""A chunk's checksum and how it was made (``ChecksumKind``): one row a chunk, as server and movers tell each other."""
 
 
 class Disposition(IntEnum):

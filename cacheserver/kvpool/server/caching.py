@@ -3,17 +3,22 @@
 
 import struct
 from functools import partial
+from typing import Final
 
 import numpy as np
 import structlog
+from numpy.typing import NDArray
 
-from kvpool.engine.outcomes import FoundPrefix
+from kvpool.engine.outcomes import FoundPrefix, ReadPlan
+from kvpool.model.checksum import ChecksumKind, can_verify
 from kvpool.model.errors import CacheError
-from kvpool.model.slots import Disposition
+from kvpool.model.slots import CHECK, Disposition
 from kvpool.server.calls import Answer, Call
 from kvpool.server.dispatch import Dispatcher, Route
+from kvpool.server.granted import NO_CHECKS
 from kvpool.server.parking import Parking
 from kvpool.server.parts import Parts
+from kvpool.transfer.mover.messages import Revoked
 from kvpool.wire.messages import (
     CommitRetrieve,
     CommitStore,
@@ -37,6 +42,11 @@ from kvpool.wire.messages import (
 __all__ = ["CachingVerbs"]
 
 log = structlog.get_logger()
+
+_VERIFIABLE: Final = [int(kind) for kind in ChecksumKind if kind and can_verify(kind)]
+
+_Checksums = tuple[bytes | memoryview, int | NDArray[np.uint8]]
+"""16 bytes a chunk, or nothing; and how all of them were made, or a kind for each."""
 
 
 class CachingVerbs:
@@ -113,25 +123,24 @@ class CachingVerbs:
         if self._rings.revoke_store(call.owner.client_id, request.store_id, over, self._clock()):
             self._answers.hold(call)
             return None
-        return self._commit(call, request, call.frames[0])
+        return self._commit(call, request, call.frames[0], (call.frames[1], request.checksum_kind))
 
-    def _commit_moved(self, call: Call, request: CommitStore, moved: int | None, granted: int) -> None:
+    def _commit_moved(self, call: Call, request: CommitStore, end: Revoked | None, granted: int) -> None:
         """Commit after the mover's word; if it moved less than the client says, nothing of it is believed."""
         complete: bytes | memoryview = call.frames[0]
         marked = np.frombuffer(complete, dtype=np.uint8)
-        if moved is not None and moved < int(np.count_nonzero(marked == 1)) * granted:
-            log.warning("store.not_moved", client=call.owner.client_id.hex(), moved_bytes=moved)
+        if end is not None and end.moved_bytes < int(np.count_nonzero(marked == 1)) * granted:
+            log.warning("store.not_moved", client=call.owner.client_id.hex(), moved_bytes=end.moved_bytes)
             complete = bytes(len(marked))
         try:
-            self._answers.finish(call, self._commit(call, request, complete), self._clock())
+            answer = self._commit(call, request, complete, _checksums_of(end))
+            self._answers.finish(call, answer, self._clock())
         except CacheError as e:
             self._answers.fail(call, e, self._clock())
 
-    def _commit(self, call: Call, request: CommitStore, complete: bytes | memoryview) -> Answer:
-        checksums = call.frames[1]
-        ends = self._engine.commit_store(
-            call.owner.client_id, request.store_id, complete, checksums, request.checksum_kind, self._clock()
-        )
+    def _commit(self, call: Call, request: CommitStore, complete: bytes | memoryview, checksums: _Checksums) -> Answer:
+        sums, kind = checksums
+        ends = self._engine.commit_store(call.owner.client_id, request.store_id, complete, sums, kind, self._clock())
         stored = int(np.count_nonzero(ends == Disposition.STORED))
         if stored:
             log.debug("chunks.stored", client=call.owner.client_id.hex(), chunks=stored, asked=len(ends))
@@ -148,7 +157,7 @@ class CachingVerbs:
             request.end,
             self._clock(),
         )
-        grant = self._rings.grant_load(call.owner.client_id, _load_of(request), plan.placements)
+        grant = self._rings.grant_load(call.owner.client_id, _load_of(request), plan.placements, _to_verify(plan))
         frames = (plan.placements.tobytes(), plan.checksums.tobytes(), plan.kinds.tobytes())
         return Answer(Readable(chunks=len(plan.kinds), grant=grant), frames)
 
@@ -201,6 +210,24 @@ class CachingVerbs:
             return
         if not (only_final and found.coming):
             self._answers.finish(call, _found(found), now_s)
+
+
+def _checksums_of(end: Revoked | None) -> _Checksums:
+    """Return the checksums that a mover made; what a client says of bytes that it did not write counts for nothing."""
+    if end is None or not end.checks:
+        return b"", int(ChecksumKind.NONE)
+    made = np.frombuffer(end.checks, dtype=CHECK)
+    return made["checksum"].tobytes(), made["kind"].copy()
+
+
+def _to_verify(plan: ReadPlan) -> NDArray[np.void]:
+    """Return what a mover has to verify of a load."""
+    if not plan.kinds.any():
+        return NO_CHECKS
+    checks = np.zeros(len(plan.kinds), dtype=CHECK)
+    checks["checksum"] = plan.checksums
+    checks["kind"] = np.where(np.isin(plan.kinds, _VERIFIABLE), plan.kinds, ChecksumKind.NONE)
+    return checks
 
 
 def _found(found: FoundPrefix) -> Answer:

@@ -206,7 +206,7 @@ class Server:
     def _make_rings(self, engine: Engine, arena: Segments, answers: Answers, numbers: Numbers) -> Rings:
         limits = MoverLimits(start_s=self._config.mover.start_s, revoke_s=self._config.mover.revoke_s)
         movers = Movers(partial(memory_of, arena), self._mover_command, limits)
-        return Rings(movers, engine.movers, answers, numbers, self._clocks.monotonic)
+        return Rings(movers, engine.movers, answers, numbers, self._clocks.monotonic, self._config.mover.checksums)
 
     def _make_parts(self, engine: Engine, arena: Segments) -> Parts:
         config, clock = self._config, self._clocks.monotonic

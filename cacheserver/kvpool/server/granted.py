@@ -15,22 +15,25 @@ from numpy.typing import NDArray
 from kvpool.engine.claims import MoverClaims
 from kvpool.metrics.catalogue import series_key
 from kvpool.metrics.numbers import Numbers
-from kvpool.model.slots import Disposition, SlotArray
+from kvpool.model.checksum import PREFERRED
+from kvpool.model.slots import CHECK, Disposition, SlotArray
 from kvpool.server.movers import Movers
-from kvpool.transfer.mover.messages import Direction
+from kvpool.transfer.mover.messages import Direction, Revoked
 
-__all__ = ["Granted", "Lease", "Over"]
+__all__ = ["NO_CHECKS", "Granted", "Lease", "Over", "Rows"]
 
 _NAME_BYTES: Final = 8
 _BYTES: Final = {d: series_key("kvpool_ring_bytes_total", direction=d.value) for d in Direction}
+_CHECKS: Final = {d: series_key("kvpool_ring_checksums_total", direction=d.value) for d in Direction}
+NO_CHECKS: Final = np.empty(0, dtype=CHECK)
 _WHICH: Final = {Direction.STORE: int(Disposition.WRITE), Direction.LOAD: int(Disposition.IN_PLACE)}
 
+Rows = NDArray[np.void]
 Lease = tuple[bytes, ...]
 """Names a store (client and store id) or one reader's load (client and lookup id, and which part of it)."""
 
-Over = Callable[[int | None, int], None]
-"""Called once nothing runs under a grant any more: bytes that were moved under it (None if nobody knows, because the
-mover died), bytes of one chunk."""
+Over = Callable[[Revoked | None, int], None]
+"""Called once nothing runs under a grant any more: what the mover said of it (None if it died), bytes of one chunk."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +46,9 @@ class _Grant:
     held: SlotArray
     """Slots with a pin of the mover's."""
 
+    slots: SlotArray
+    """Of all chunks, by row of the grant."""
+
     chunk_bytes: int
     over: Over | None = None
 
@@ -50,14 +56,32 @@ class _Grant:
 class Granted:
     """All grants of all movers."""
 
-    def __init__(self, movers: Movers, claims: MoverClaims, numbers: Numbers) -> None:
+    def __init__(self, movers: Movers, claims: MoverClaims, numbers: Numbers, checksums: float = 0.0) -> None:
+        """Grant nothing yet; *checksums*: share of stored chunks whose checksum the mover makes."""
         self._movers, self._claims, self._numbers = movers, claims, numbers
+        self._checksums, self._credit = checksums, 0.0
         self._grants: dict[bytes, _Grant] = {}
         self._open: dict[Lease, bytes] = {}
         """Leases with a grant that is not revoked."""
 
-    def grant(self, mover_id: bytes, way: Direction, lease: Lease, rows: NDArray[np.void], now_s: float) -> bytes:
+    def grant(
+        self,
+        mover_id: bytes,
+        way: Direction,
+        lease: Lease,
+        rows: Rows,
+        now_s: float,
+        checks: Rows = NO_CHECKS,
+    ) -> bytes:
         """Let a mover move those chunks of a store that are to be written, or those of a load that lie in place.
+
+        Args:
+            mover_id: the mover.
+            way: store or load.
+            lease: what it is for.
+            rows: ``PLACEMENT`` of all its chunks.
+            now_s: monotonic.
+            checks: loads: ``CHECK`` of all chunks, kind 0 where nothing is verified; or none at all.
 
         Returns:
             What the client names; empty if there is nothing to move.
@@ -72,10 +96,12 @@ class Granted:
         granted = rows.copy()
         granted["disposition"][~chosen] = 0
         name = secrets.token_bytes(_NAME_BYTES)
-        self._movers.grant(mover_id, name, way, granted)
+        if way is Direction.STORE:
+            checks = self._to_make(chosen)
+        self._movers.grant(mover_id, name, way, granted, checks.tobytes() if checks["kind"].any() else b"")
         held = rows["slot"][chosen] if way is Direction.LOAD else rows["slot"][:0]
         self._claims.hold(held)
-        self._grants[name] = _Grant(mover_id, way, lease, held, int(rows["length"][chosen][0]))
+        self._grants[name] = _Grant(mover_id, way, lease, held, rows["slot"], int(rows["length"][chosen][0]))
         self._open[lease] = name
         return name
 
@@ -88,17 +114,18 @@ class Granted:
         self._movers.revoke(self._grants[name].mover_id, name, now_s)
         return True
 
-    def ended(self, name: bytes, moved: int | None) -> None:
-        """Learn that nothing runs under a grant any more."""
+    def ended(self, name: bytes, end: Revoked | None) -> None:
+        """Learn that nothing runs under a grant any more; *end* is what the mover said, None if it died."""
         grant = self._grants.pop(name, None)
         if grant is None:
             return
         if self._open.get(grant.lease) == name:
             del self._open[grant.lease]
-        self._numbers.add(_BYTES[grant.direction], moved or 0)
+        if end is not None:
+            self._note(grant, end)
         self._claims.let_go(grant.held)
         if grant.over is not None:
-            grant.over(moved, grant.chunk_bytes)
+            grant.over(end, grant.chunk_bytes)
         elif grant.direction is Direction.STORE:
             self._claims.store_over(*grant.lease)
 
@@ -114,6 +141,25 @@ class Granted:
         for lease in over:
             self.revoke(lease, None, now_s)
         return bool(over)
+
+    def _note(self, grant: _Grant, end: Revoked) -> None:
+        """Count what was moved, and drop what was found to be damaged."""
+        checked = end.verified + len(end.wrong)
+        if grant.direction is Direction.STORE:
+            checked = int(np.count_nonzero(np.frombuffer(end.checks, dtype=CHECK)["kind"]))
+        self._numbers.add(_BYTES[grant.direction], end.moved_bytes)
+        self._numbers.add(_CHECKS[grant.direction], checked)
+        if end.wrong:
+            self._claims.damaged(grant.slots[list(end.wrong)])
+
+    def _to_make(self, chosen: NDArray[np.bool_]) -> Rows:
+        """Return the checksums that are to be made of some chunks: a share of them, evenly spread over all stores."""
+        credit = self._credit + self._checksums * np.cumsum(chosen)
+        sampled = chosen & (np.floor(credit) > np.floor(np.concatenate(([self._credit], credit[:-1]))))
+        self._credit = float(credit[-1] % 1)
+        checks = np.zeros(len(chosen), dtype=CHECK)
+        checks["kind"][sampled] = int(PREFERRED)
+        return checks
 
     def _lives(self, lease: Lease, way: Direction) -> bool:
         if way is Direction.STORE:

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvpool.transfer.mover.messages import Direction, Ring, Start
+from kvpool.transfer.mover.messages import Direction, Revoked, Ring, Start
 from kvpool.transfer.mover.supervision import MOVER_COMMAND, Mover, MoverLimits, MoverState
 
 __all__ = ["MoverEvents", "Movers"]
@@ -28,8 +28,8 @@ class MoverEvents:
     ready: list[tuple[bytes, str, bytes]] = field(default_factory=list)
     """Mover, address and secret: its client may join now."""
 
-    revoked: list[tuple[bytes, bytes, int]] = field(default_factory=list)
-    """Mover, grant and the bytes moved under it: no copy of it runs any more."""
+    revoked: list[tuple[bytes, Revoked]] = field(default_factory=list)
+    """Mover, and a grant with what was moved under it: no copy of it runs any more."""
 
     reaped: list[tuple[bytes, str]] = field(default_factory=list)
     """Mover and reason: it writes nothing any more, whatever was granted to it."""
@@ -89,10 +89,12 @@ class Movers:
                 self._give(kept, memory)
         return bool(missing)
 
-    def grant(self, mover_id: bytes, grant: bytes, direction: Direction, rows: NDArray[np.void]) -> bool:
+    def grant(
+        self, mover_id: bytes, grant: bytes, direction: Direction, rows: NDArray[np.void], checks: bytes = b""
+    ) -> bool:
         """Let a mover move chunks (``PLACEMENT`` rows; disposition 0: not this one); False if it ends.
 
-        Memory that the mover does not know yet is handed to it first.
+        Memory that the mover does not know yet is handed to it first. *checks*: see ``messages.Grant``.
 
         Raises:
             OSError: out of descriptors.
@@ -103,7 +105,7 @@ class Movers:
         for memory in np.unique(rows["memory"][rows["disposition"] != 0]).tolist():
             if memory not in kept.given:
                 self._give(kept, memory)
-        kept.mover.grant(grant, direction, rows)
+        kept.mover.grant(grant, direction, rows, checks)
         return True
 
     def revoke(self, mover_id: bytes, grant: bytes, now_s: float) -> bool:
@@ -137,7 +139,7 @@ class Movers:
         """Send, receive, look at deadlines and reap, for all movers."""
         events = MoverEvents()
         for kept in list(self._all()):
-            events.revoked.extend((kept.mover_id, r.grant, r.moved_bytes) for r in kept.mover.turn(now_s))
+            events.revoked.extend((kept.mover_id, ended) for ended in kept.mover.turn(now_s))
             self._note(kept, events)
         self._ending = [kept for kept in self._ending if kept.mover.state is not MoverState.REAPED]
         return events

@@ -15,16 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 import structlog
-from numpy.typing import NDArray
 
 from kvpool.engine.claims import MoverClaims
 from kvpool.metrics.numbers import Numbers
 from kvpool.model.errors import Busy
 from kvpool.server.answers import Answers
 from kvpool.server.calls import Answer, Call
-from kvpool.server.granted import Granted, Lease, Over
+from kvpool.server.granted import NO_CHECKS, Granted, Lease, Over, Rows
 from kvpool.server.movers import Movers
 from kvpool.transfer.mover.messages import Direction, Ring
 from kvpool.wire.messages import RingFacts, RingNews, RingState, WatchRing
@@ -81,6 +79,7 @@ class Rings:
         answers: sends news to those who wait.
         numbers: where deaths and bytes are counted.
         clock: monotonic seconds.
+        checksums: share of stored chunks whose checksum the mover makes.
     """
 
     def __init__(
@@ -90,10 +89,11 @@ class Rings:
         answers: Answers,
         numbers: Numbers,
         clock: Callable[[], float],
+        checksums: float = 0.0,
     ) -> None:
         self._movers, self._claims, self._answers, self._numbers = movers, claims, answers, numbers
         self._clock = clock
-        self._granted = Granted(movers, claims, numbers)
+        self._granted = Granted(movers, claims, numbers, checksums)
         self._epoll = select.epoll()
         self._polled: set[int] = set()
         self._rings: dict[bytes, _Ring] = {}
@@ -154,13 +154,16 @@ class Rings:
 
     # --- grants ----------------------------------------------------------------------------------------------------
 
-    def grant_store(self, client_id: bytes, store_id: bytes, rows: NDArray[np.void]) -> bytes:
+    def grant_store(self, client_id: bytes, store_id: bytes, rows: Rows) -> bytes:
         """Let the mover fill the slots of a store; returns the grant, empty if the bytes go another way."""
-        return self._grant(client_id, Direction.STORE, (client_id, store_id), rows)
+        return self._grant(client_id, Direction.STORE, (client_id, store_id), rows, NO_CHECKS)
 
-    def grant_load(self, client_id: bytes, load: Lease, rows: NDArray[np.void]) -> bytes:
-        """Let the mover read the chunks of a load (lookup id, and which part of it) that lie in place."""
-        return self._grant(client_id, Direction.LOAD, (client_id, *load), rows)
+    def grant_load(self, client_id: bytes, load: Lease, rows: Rows, checks: Rows = NO_CHECKS) -> bytes:
+        """Let the mover read the chunks of a load (lookup id, and which part of it) that lie in place.
+
+        It verifies those with a checksum in *checks* (``CHECK``, one a chunk, or none at all).
+        """
+        return self._grant(client_id, Direction.LOAD, (client_id, *load), rows, checks)
 
     def revoke_store(self, client_id: bytes, store_id: bytes, over: Over, now_s: float) -> bool:
         """End a store's grant and call *over* once nothing runs under it; False if it has none."""
@@ -172,13 +175,13 @@ class Rings:
         """End a load's grant, if it has one; its slots stay held until nothing runs under it."""
         self._stirred |= self._granted.revoke((client_id, *load), None, now_s)
 
-    def _grant(self, client_id: bytes, way: Direction, lease: Lease, rows: NDArray[np.void]) -> bytes:
+    def _grant(self, client_id: bytes, way: Direction, lease: Lease, rows: Rows, checks: Rows) -> bytes:
         ring = self._rings.get(client_id)
         if ring is None or not ring.joined or ring.state is not RingState.READY:
             return b""
         self._stirred = True
         try:
-            return self._granted.grant(ring.mover_id, way, lease, rows, self._clock())
+            return self._granted.grant(ring.mover_id, way, lease, rows, self._clock(), checks)
         except OSError as e:
             self._stop(ring, f"the arena cannot be handed out: {e}")
             raise Busy(ring.reason) from e
@@ -212,8 +215,8 @@ class Rings:
             events = self._movers.turn(now_s)
             for mover_id, address, secret in events.ready:
                 self._ready(self._living[mover_id], address, secret, now_s)
-            for _, grant, moved in events.revoked:
-                self._granted.ended(grant, moved)
+            for _, end in events.revoked:
+                self._granted.ended(end.grant, end)
             self._note_ends(now_s)
             for mover_id, reason in events.reaped:
                 self._reaped(self._living.pop(mover_id), reason, now_s)

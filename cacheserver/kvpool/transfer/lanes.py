@@ -71,12 +71,12 @@ class _Lane:
         move = Move(turn=number, slot=slot, grant=job.grant, offset=part.offset, length=part.length, chunks=turn.chunks)
         self.pipe.send(move)
 
-    def answer(self, ends_s: float) -> tuple[int, Turn, str]:
-        """Return the slot, turn and error of the next move that ended; answers that nobody waits for are skipped."""
+    def answer(self, ends_s: float) -> tuple[int, Turn, Moved]:
+        """Return the slot and turn of the next move that ended, and its answer; those nobody waits for are skipped."""
         while True:
             message = self.pipe.receive(ends_s)
             if isinstance(message, Moved) and (known := self.under_way.pop(message.turn, None)) is not None:
-                return *known, message.error
+                return *known, message
 
     @contextmanager
     def retiring(self) -> Iterator[None]:
@@ -154,9 +154,9 @@ class StoreLane:
         self._lane.launch(slot, job, turn, lambda: self._lane.ask(number, slot, job, turn))
 
     def _take(self, failed: set[int], ends_s: float) -> None:
-        slot, turn, error = self._lane.answer(ends_s)
+        slot, turn, moved = self._lane.answer(ends_s)
         self._lane.free.append(slot)
-        if error:
+        if moved.error:
             failed.update(turn.chunks)
 
 
@@ -180,11 +180,11 @@ class LoadLane:
             if job.after:
                 lane.device.follow(Direction.LOAD, job.after)
             self._turns = deque(lane.device.turns(job.group, job.chunks))
-            turns, last = len(self._turns), list[int]()
+            left, last = len(self._turns), list[int]()
             for slot in range(lane.device.ring.slots):
                 self._fill(slot, job)
-            for _ in range(turns):
-                self._take(job, failed, last, ends_s)
+            while left:
+                left += self._take(job, failed, last, ends_s)
             for slot in last:
                 lane.device.wait(Direction.LOAD, slot)
                 job.end()
@@ -204,10 +204,20 @@ class LoadLane:
             return
         self._lane.ask(self._lane.number(slot, turn), slot, job, turn)
 
-    def _take(self, job: RingJob, failed: set[int], last: list[int], ends_s: float) -> None:
-        """Scatter what the mover brought; kernels after which nothing is to be asked are put on the list of *last*."""
-        slot, turn, error = self._lane.answer(ends_s)
-        if error or not job.begin():
+    def _take(self, job: RingJob, failed: set[int], last: list[int], ends_s: float) -> int:
+        """Scatter what the mover brought; kernels after which nothing is to be asked are put on the list of *last*.
+
+        Returns how many more turns there are to take than before.
+        """
+        slot, turn, moved = self._lane.answer(ends_s)
+        if moved.wrong:
+            job.wrong.update(moved.wrong)
+            failed.update(moved.wrong)
+            rest = turn.without(moved.wrong)
+            self._turns.extendleft(reversed(rest))
+            self._fill(slot, job)
+            return len(rest) - 1
+        if moved.error or not job.begin():
             failed.update(turn.chunks)
             self._fill(slot, job)
         elif self._turns:
@@ -215,3 +225,4 @@ class LoadLane:
         else:
             self._lane.device.launch(Direction.LOAD, slot, job, turn)
             last.append(slot)
+        return -1

@@ -6,7 +6,7 @@ blocks of one plane. Either way the bytes in the slot are a range of the chunk, 
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
@@ -80,6 +80,20 @@ class Turn:
     def length(self) -> int:
         """Bytes in the slot."""
         return len(self.chunks) * self.part.length
+
+    def without(self, chunks: Collection[int]) -> list["Turn"]:
+        """Return turns of what is left without some chunks: one for each run of neighbours."""
+        runs: list[list[int]] = [[]]
+        for place, chunk in enumerate(self.chunks):
+            if chunk in chunks:
+                runs.append([])
+            else:
+                runs[-1].append(place)
+        return [
+            Turn(first=self.first + run[0], chunks=self.chunks[run[0] : run[-1] + 1], part=self.part)
+            for run in runs
+            if run
+        ]
 
 
 def plane_table(layout: Layout, addresses: Sequence[int], piece_bytes: int = _PIECE_BYTES) -> PlaneTable:

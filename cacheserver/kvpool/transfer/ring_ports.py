@@ -35,6 +35,9 @@ class RingJob:
     read: Callable[[], None] | None = None
     """Stores: called once all blocks are gathered, on any thread; not if the ring is retired before."""
 
+    wrong: set[int] = field(default_factory=set)
+    """Loads: chunks that are not what was stored, as the mover found."""
+
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _launched: int = 0
     _cancelled: bool = False

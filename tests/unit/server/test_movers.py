@@ -14,7 +14,7 @@ from tests.fakes.ring_device import FakeEngineDevice, make_ring
 
 from kvpool.model.slots import PLACEMENT, Disposition
 from kvpool.server.movers import MoverEvents, Movers
-from kvpool.transfer.mover.messages import Direction
+from kvpool.transfer.mover.messages import Direction, Revoked
 from kvpool.transfer.plan import slot_ids
 from kvpool.transfer.planes import Layout, Plane
 from kvpool.transfer.ring import EngineRing
@@ -147,7 +147,7 @@ def test_a_revoked_grant_ends_with_its_bytes(server: Server) -> None:
     assert server.movers.revoke(ANNE, b"1", time.monotonic())
     server.until(lambda: bool(server.seen.revoked))
 
-    assert server.seen.revoked == [(ANNE, b"1", 4 * SIZE)]
+    assert server.seen.revoked == [(ANNE, Revoked(grant=b"1", moved_bytes=4 * SIZE))]
     ring.close()
 
 

@@ -12,8 +12,10 @@ import pytest
 from tests.fakes.mover_rig import PATIENCE_S, MoverRig
 from tests.fakes.ring_device import FakeEngineDevice, make_ring
 
+from kvpool.model.checksum import ChecksumKind, checksum
+from kvpool.model.slots import CHECK
 from kvpool.transfer import reference
-from kvpool.transfer.mover.messages import Direction
+from kvpool.transfer.mover.messages import Direction, Revoked
 from kvpool.transfer.mover.supervision import MoverLimits, MoverState
 from kvpool.transfer.plan import slot_ids
 from kvpool.transfer.planes import Layout, Plane
@@ -105,6 +107,100 @@ def test_both_directions_at_once(tmp_path: Path) -> None:
         assert result == [frozenset()]
         assert expected(engine, ids[0]) == b"\xdd" * CHUNK
         assert rig.bytes_at(0, 500_000, CHUNK) == expected(engine, ids[8])
+        ring.close()
+
+
+NONE, XXH3, BLAKE3 = (int(kind) for kind in ChecksumKind)
+
+
+def checks_of(end: Revoked) -> list[tuple[int, bytes]]:
+    return [(int(row["kind"]), row["checksum"].tobytes()) for row in np.frombuffer(end.checks, dtype=CHECK)]
+
+
+@pytest.mark.parametrize("slot_bytes", [2 * CHUNK, 700])
+def test_checksums_of_stored_chunks_are_made_from_where_they_lie(tmp_path: Path, slot_bytes: int) -> None:
+    engine = device(tmp_path, slot_bytes=slot_bytes)
+    with MoverRig(tmp_path, engine.ring) as rig:
+        ring = rig.ready().join(engine)
+        kinds = [XXH3, NONE, BLAKE3, XXH3, NONE, XXH3, XXH3]
+        rig.grant(b"g", Direction.STORE, places(7), CHUNK, [(kind, bytes(16)) for kind in kinds])
+        stored = job(7)
+        stored.chunks = range(6)  # the last one never comes
+
+        assert ring.store(stored, soon()) == frozenset()
+        rig.mover.revoke(b"g", time.monotonic())
+        rig.until(lambda: bool(rig.revoked))
+
+        made = [checksum(expected(engine, ids), ChecksumKind(k)) for ids, k in zip(stored.ids, kinds, strict=True)]
+        assert checks_of(rig.revoked[0]) == [*zip(kinds[:6], made[:6], strict=True), (NONE, bytes(16))]
+        assert rig.revoked[0].moved_bytes == 6 * CHUNK
+        ring.close()
+
+
+def test_a_part_that_comes_again_counts_in_the_checksum(tmp_path: Path) -> None:
+    engine = device(tmp_path, slot_bytes=700)
+    with MoverRig(tmp_path, engine.ring) as rig:
+        ring = rig.ready().join(engine)
+        rig.grant(b"g", Direction.STORE, places(1), CHUNK, [(XXH3, bytes(16))])
+        stored = job(1)
+        ring.store(stored, soon())
+        engine.storages[0][:] = 7
+        ring.store(RingJob(group=0, grant=b"g", ids=stored.ids, chunks=range(1)), soon())
+
+        rig.mover.revoke(b"g", time.monotonic())
+        rig.until(lambda: bool(rig.revoked))
+
+        assert checks_of(rig.revoked[0]) == [(XXH3, checksum(b"\7" * CHUNK, ChecksumKind.XXH3))]
+        ring.close()
+
+
+def test_a_revoked_grant_ends_after_its_checksums(tmp_path: Path) -> None:
+    """More chunks than may wait for their checksum, revoked at once."""
+    engine = device(tmp_path, slots=4, slot_bytes=4 * CHUNK)
+    with MoverRig(tmp_path, engine.ring) as rig:
+        ring = rig.ready().join(engine)
+        rig.grant(b"g", Direction.STORE, places(16), CHUNK, [(XXH3, bytes(16))] * 16)
+
+        assert ring.store(job(16), soon()) == frozenset()
+        rig.mover.revoke(b"g", time.monotonic())
+        rig.until(lambda: bool(rig.revoked))
+
+        assert [kind for kind, _ in checks_of(rig.revoked[0])] == [XXH3] * 16
+        ring.close()
+
+
+@pytest.mark.parametrize("wrong", [{1}, {0, 3}, {2, 5, 6}, set(range(8))], ids=str)
+@pytest.mark.parametrize("slot_bytes", [4 * CHUNK, CHUNK, 700])
+def test_a_chunk_that_is_not_what_was_stored_never_reaches_a_block(
+    tmp_path: Path, slot_bytes: int, wrong: set[int]
+) -> None:
+    engine = device(tmp_path, slots=2, slot_bytes=slot_bytes)
+    with MoverRig(tmp_path, engine.ring) as rig:
+        ring = rig.ready().join(engine)
+        good = checksum(b"\xdd" * CHUNK, ChecksumKind.XXH3)
+        # One chunk has no checksum: nothing is known of it.
+        kinds = [NONE if chunk == 4 else XXH3 for chunk in range(8)]
+        rig.grant(b"l", Direction.LOAD, places(8), CHUNK, [(kind, good) for kind in kinds])
+        for chunk in wrong:
+            rig.spoil(0, chunk * CHUNK + 17)
+        before = engine.storages[0].copy()
+        load = job(8, grant=b"l")
+
+        lost = ring.load(load, soon())
+
+        expects = wrong - {4}
+        assert lost == load.wrong == expects
+        for chunk, ids in enumerate(load.ids):
+            for block in ids.tolist():
+                for plane in engine.layout.planes:
+                    at = plane.offset + block * plane.stride
+                    found = engine.storages[0][at : at + plane.block_bytes]
+                    was = before[at : at + plane.block_bytes]
+                    assert (found == was).all() if chunk in expects else (found[32:] == 0xDD).all()
+        rig.mover.revoke(b"l", time.monotonic())
+        rig.until(lambda: bool(rig.revoked))
+        assert set(rig.revoked[0].wrong) == expects
+        assert rig.revoked[0].verified == 7 - len(expects)
         ring.close()
 
 

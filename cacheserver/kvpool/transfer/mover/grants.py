@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the client may have moved, and which of it is being moved now."""
+"""What the client may have moved, which of it is being moved now, and the checksums of what was."""
 
 import threading
 from collections import deque
@@ -10,10 +10,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvpool.model.slots import PLACEMENT
-from kvpool.transfer.mover.messages import Direction, Grant, Move
+from kvpool.model.checksum import ChecksumKind
+from kvpool.model.slots import CHECK, PLACEMENT
+from kvpool.transfer.mover.messages import Direction, Grant, Move, Revoked
 
-__all__ = ["Copies", "Grants", "NotGrantedError"]
+__all__ = ["Copies", "Grants", "NotGrantedError", "Place"]
 
 _COMING_S: Final = 2.0
 """A grant and the first move under it come by different ways; the move may be first."""
@@ -29,14 +30,44 @@ class NotGrantedError(LookupError):
 Copies = list[tuple[int, int, int, int]]
 """Memory, offset in it, offset in the slot, length."""
 
+Place = tuple[int, int, int]
+"""Memory, offset in it and length of a whole chunk."""
+
 
 @dataclass(slots=True)
 class _Held:
     grant: Grant
     rows: NDArray[np.void]
+    checks: NDArray[np.void]
+    """To be made or verified; stores: made ones are filled in, and ``made`` says which."""
+
     running: int = 0
     moved_bytes: int = 0
-    revoked: bool = field(default=False)
+    revoked: bool = False
+    filled: dict[int, int] = field(default_factory=dict)
+    """Stores: bytes that came, by chunk whose checksum is to be made."""
+
+    made: set[int] = field(default_factory=set)
+    verdicts: dict[int, bool] = field(default_factory=dict)
+    """Loads: whether a chunk had its checksum."""
+
+    def kind(self, chunk: int) -> ChecksumKind:
+        return ChecksumKind(int(self.checks["kind"][chunk])) if len(self.checks) else ChecksumKind.NONE
+
+    def end(self) -> Revoked:
+        """Return what the server is told."""
+        checks = self.checks.copy()
+        if self.grant.direction is Direction.STORE and len(checks):
+            checks[[n for n in range(len(checks)) if n not in self.made]] = np.zeros((), dtype=CHECK)
+        else:
+            checks = checks[:0]
+        return Revoked(
+            grant=self.grant.grant,
+            moved_bytes=self.moved_bytes,
+            checks=checks.tobytes(),
+            verified=sum(self.verdicts.values()),
+            wrong=tuple(chunk for chunk, good in self.verdicts.items() if not good),
+        )
 
 
 class Grants:
@@ -49,23 +80,21 @@ class Grants:
 
     def add(self, grant: Grant) -> None:
         """Learn a grant."""
-        held = _Held(grant, np.frombuffer(grant.rows, dtype=PLACEMENT))
+        rows = np.frombuffer(grant.rows, dtype=PLACEMENT)
+        held = _Held(grant, rows, np.frombuffer(grant.checks, dtype=CHECK).copy())
         with self._changed:
             self._held[grant.grant] = held
             self._changed.notify_all()
 
-    def revoke(self, grant: bytes) -> int | None:
-        """End a grant; returns the bytes moved under it once nothing runs, None while something does (see ``end``)."""
+    def revoke(self, grant: bytes) -> Revoked | None:
+        """End a grant; returns its end once nothing runs, None while something does (see ``end``)."""
         with self._changed:
             held = self._held.get(grant)
             self._over.append(grant)
             if held is None:
-                return 0
+                return Revoked(grant=grant)
             held.revoked = True
-            if held.running:
-                return None
-            del self._held[grant]
-            return held.moved_bytes
+            return self._ended(held)
 
     def begin(self, move: Move, direction: Direction, slot_bytes: int) -> Copies:
         """Return the copies of a move and hold its grant until ``end``; adjacent ones are merged.
@@ -84,16 +113,77 @@ class Grants:
             held.running += 1
             return copies
 
-    def end(self, grant: bytes, moved_bytes: int) -> int | None:
-        """End a move; returns the bytes of the grant if it was the last one of a revoked grant."""
+    def end(self, grant: bytes, moved_bytes: int = 0) -> Revoked | None:
+        """End a move, or a checksum's making; returns the grant's end if it was the last one of a revoked grant."""
         with self._changed:
             held = self._held[grant]
             held.running -= 1
             held.moved_bytes += moved_bytes
-            if not held.revoked or held.running:
-                return None
-            del self._held[grant]
-            return held.moved_bytes
+            return self._ended(held)
+
+    # Checksums of what was moved. All of this between ``begin`` and ``end`` of some move.
+
+    def arrived(self, move: Move) -> list[tuple[int, Place]]:
+        """Note what a store's move brought; returns the chunks whose checksum is to be made now.
+
+        Each of them holds the grant until an ``end`` of its own.
+        """
+        whole: list[tuple[int, Place]] = []
+        with self._changed:
+            held = self._held[move.grant]
+            for chunk in move.chunks:
+                if held.kind(chunk):
+                    held.filled[chunk] = held.filled.get(chunk, 0) + move.length
+                    place = _place(held.rows, chunk)
+                    # A part that comes again is what counts from then on.
+                    if held.filled[chunk] >= place[2]:
+                        held.running += 1
+                        whole.append((chunk, place))
+        return whole
+
+    def kind(self, grant: bytes, chunk: int) -> ChecksumKind:
+        """Return the kind of a chunk's checksum."""
+        with self._changed:
+            return self._held[grant].kind(chunk)
+
+    def made(self, grant: bytes, chunk: int, checksum: bytes) -> None:
+        """Note the checksum of a chunk that was stored."""
+        with self._changed:
+            held = self._held[grant]
+            held.checks["checksum"][chunk] = np.void(checksum)
+            held.made.add(chunk)
+
+    def unverified(self, move: Move) -> list[tuple[int, Place, bytes]]:
+        """Return the chunks of a load's move that nobody has verified yet, and the checksum that each must have."""
+        with self._changed:
+            held = self._held[move.grant]
+            return [
+                (chunk, _place(held.rows, chunk), held.checks["checksum"][chunk].tobytes())
+                for chunk in move.chunks
+                if held.kind(chunk) and chunk not in held.verdicts
+            ]
+
+    def judge(self, grant: bytes, chunk: int, *, good: bool) -> None:
+        """Note whether a chunk had its checksum."""
+        with self._changed:
+            self._held[grant].verdicts[chunk] = good
+
+    def wrong(self, move: Move) -> tuple[int, ...]:
+        """Return the chunks of a move that did not have their checksum."""
+        with self._changed:
+            verdicts = self._held[move.grant].verdicts
+            return tuple(chunk for chunk in move.chunks if not verdicts.get(chunk, True))
+
+    def _ended(self, held: _Held) -> Revoked | None:
+        if not held.revoked or held.running:
+            return None
+        del self._held[held.grant.grant]
+        return held.end()
+
+
+def _place(rows: NDArray[np.void], chunk: int) -> Place:
+    _, memory, _, offset, length = rows[chunk].item()
+    return memory, offset, length
 
 
 def _copies(rows: NDArray[np.void], move: Move, slot_bytes: int) -> Copies:

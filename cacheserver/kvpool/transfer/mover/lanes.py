@@ -6,9 +6,10 @@ import threading
 from collections.abc import Callable
 from time import monotonic
 
+from kvpool.transfer.mover.checks import Checks
 from kvpool.transfer.mover.grants import Copies, Grants, NotGrantedError
 from kvpool.transfer.mover.memory import Memory, UnknownMemoryError
-from kvpool.transfer.mover.messages import Direction, FromClient, Move, Moved, Ring
+from kvpool.transfer.mover.messages import Direction, FromClient, Move, Moved, Revoked, Ring
 from kvpool.transfer.mover.pace import Pace
 from kvpool.transfer.mover.ports import DeviceFailedError, MoverDevice
 from kvpool.transfer.pipe import Pipe, PipeClosedError
@@ -24,7 +25,7 @@ class Rig:
         device: where it is.
         memory: the arena.
         grants: what may be moved.
-        revoked: called with a grant and its bytes when its last move ended after it was revoked.
+        revoked: called with the end of a grant whose last move ended after it was revoked.
         broken: called with a text when the device failed; does not return.
     """
 
@@ -34,11 +35,12 @@ class Rig:
         device: MoverDevice,
         memory: Memory,
         grants: Grants,
-        revoked: Callable[[bytes, int], None],
+        revoked: Callable[[Revoked], None],
         broken: Callable[[str], None],
     ) -> None:
         self.ring, self.device, self.memory, self.grants = ring, device, memory, grants
         self.revoked, self.broken = revoked, broken
+        self.checks = Checks(grants, memory, revoked)
 
 
 class MoverLane:
@@ -66,21 +68,31 @@ class MoverLane:
     def _take(self, move: Move) -> None:
         rig = self._rig
         if move.slot >= rig.ring.slots:
-            self._answer(move, "no such slot")
+            self._answer(Moved(turn=move.turn, error="no such slot"))
             return
         try:
             copies = rig.grants.begin(move, self._direction, rig.ring.slot_bytes)
         except NotGrantedError as e:
-            self._answer(move, str(e))
+            self._answer(Moved(turn=move.turn, error=str(e)))
             return
         queued_s = monotonic()
         try:
+            if self._direction is Direction.LOAD and (wrong := rig.checks.wrong(move)):
+                self._refuse(move, wrong)
+                return
             self._queue(copies, move.slot)
             rig.device.mark(self._direction, move.slot)
         except (DeviceFailedError, UnknownMemoryError) as e:
             rig.broken(str(e))
             raise
         self._queued.put((move, queued_s))
+
+    def _refuse(self, move: Move, wrong: tuple[int, ...]) -> None:
+        """End a load's move without a copy."""
+        ended = self._rig.grants.end(move.grant)
+        self._answer(Moved(turn=move.turn, error="a chunk is not what was stored", wrong=wrong))
+        if ended is not None:
+            self._rig.revoked(ended)
 
     def _queue(self, copies: Copies, slot: int) -> None:
         start = self._rig.ring.offset(self._direction, slot)
@@ -103,13 +115,15 @@ class MoverLane:
                 raise
             now_s = monotonic()
             pace.ended(length, queued_s, now_s)
-            total = self._rig.grants.end(move.grant, length)
-            self._answer(move, "", now_s - queued_s)
-            if total is not None:
-                self._rig.revoked(move.grant, total)
+            if self._direction is Direction.STORE:
+                self._rig.checks.arrived(move)
+            ended = self._rig.grants.end(move.grant, length)
+            self._answer(Moved(turn=move.turn, copy_s=now_s - queued_s))
+            if ended is not None:
+                self._rig.revoked(ended)
 
-    def _answer(self, move: Move, error: str, copy_s: float = 0.0) -> None:
+    def _answer(self, moved: Moved) -> None:
         try:
-            self._pipe.send(Moved(turn=move.turn, error=error, copy_s=copy_s))
+            self._pipe.send(moved)
         except PipeClosedError:
             return  # nobody is left to be told; the copies were made all the same

@@ -71,11 +71,18 @@ class Memory:
             UnknownMemoryError: there is no such part.
             DeviceFailedError: it cannot be registered.
         """
-        found = self._segments.get(memory)
-        if found is None or offset + length > found.length:
-            raise UnknownMemoryError(f"bytes {offset} to {offset + length} of memory {memory}")
+        found = self._found(memory, offset, length)
         self._register(found)
         return found.address + offset
+
+    def bytes_at(self, memory: int, offset: int, length: int) -> memoryview:
+        """Return a part as it is now; not to be kept beyond the grant that names it. Any thread.
+
+        Raises:
+            UnknownMemoryError: there is no such part.
+        """
+        found = self._found(memory, offset, length)
+        return memoryview((ctypes.c_ubyte * length).from_address(found.address + offset)).cast("B")
 
     def register_next(self) -> bool:
         """Register one segment that is not yet; False if all are.
@@ -88,6 +95,12 @@ class Memory:
                 self._register(segment)
                 return True
         return False
+
+    def _found(self, memory: int, offset: int, length: int) -> _Segment:
+        found = self._segments.get(memory)
+        if found is None or offset + length > found.length:
+            raise UnknownMemoryError(f"bytes {offset} to {offset + length} of memory {memory}")
+        return found
 
     def _register(self, segment: _Segment) -> None:
         if segment.registered:

@@ -104,6 +104,10 @@ class Grant(Struct, frozen=True, kw_only=True, tag="grant"):
     rows: bytes
     """``PLACEMENT``, one a chunk; disposition 0: not this one."""
 
+    checks: bytes = b""
+    """``CHECK``, one a chunk, or nothing at all. Stores: the kind of checksum to make. Loads: what a chunk must have
+    before it is copied. Kind 0: neither."""
+
 
 class Revoke(Struct, frozen=True, kw_only=True, tag="revoke"):
     """No copy of the grant may begin any more; answered by Revoked once none runs."""
@@ -125,6 +129,14 @@ class Revoked(Struct, frozen=True, kw_only=True, tag="revoked"):
 
     grant: GrantId
     moved_bytes: Count = 0
+    checks: bytes = b""
+    """Of a store for which checksums were asked: ``CHECK``, one a chunk; kind 0: none was made."""
+
+    verified: Count = 0
+    """Of a load: chunks that had the right checksum."""
+
+    wrong: tuple[Count, ...] = ()
+    """Of a load: rows of the grant that had another one."""
 
 
 class Broken(Struct, frozen=True, kw_only=True, tag="broken"):
@@ -175,6 +187,9 @@ class Moved(Struct, frozen=True, kw_only=True, tag="moved"):
     turn: Count
     error: str = ""
     """Empty if all bytes were copied; else none of them may be used."""
+
+    wrong: tuple[Count, ...] = ()
+    """Of a load with an error: chunks of the move that are not what was stored. The others can be asked for again."""
 
     copy_s: float = 0.0
     """From queueing the copies to their end."""

@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn, TypeGuard
 
 from kvpool.transfer.mover.grants import Grants
 from kvpool.transfer.mover.lanes import MoverLane, Rig
-from kvpool.transfer.mover.memory import Memory
+from kvpool.transfer.mover.memory import Memory, UnknownMemoryError
 from kvpool.transfer.mover.messages import (
     Broken,
     Forget,
@@ -29,7 +29,6 @@ from kvpool.transfer.mover.messages import (
     Joined,
     Ready,
     Revoke,
-    Revoked,
     Ring,
     Segment,
     Start,
@@ -78,9 +77,10 @@ class MoverProcess:
     def _serve(self, start: Start) -> NoReturn:
         device = self._open_device(start.ring)
         memory = Memory(device)
-        rig = Rig(start.ring, device, memory, self._grants, self._tell_revoked, self._break)
+        rig = Rig(start.ring, device, memory, self._grants, self._pipe.send, self._break)
         listener, address = _listen(start.listen)
         self._thread(self._register, device, memory)
+        self._thread(rig.checks.run)
         self._thread(self._accept, listener, start, rig)
         self._pipe.send(Ready(address=address))
         while True:
@@ -96,14 +96,11 @@ class MoverProcess:
             case Grant():
                 self._grants.add(message)
             case Revoke():
-                total = self._grants.revoke(message.grant)
-                if total is not None:
-                    self._tell_revoked(message.grant, total)
+                ended = self._grants.revoke(message.grant)
+                if ended is not None:
+                    self._pipe.send(ended)
             case Start():
                 raise PipeClosedError("a second Start")
-
-    def _tell_revoked(self, grant: bytes, moved_bytes: int) -> None:
-        self._pipe.send(Revoked(grant=grant, moved_bytes=moved_bytes))
 
     def _register(self, device: MoverDevice, memory: Memory) -> None:
         device.use()
@@ -135,7 +132,7 @@ class MoverProcess:
         def guarded() -> None:
             try:
                 target(*arguments)
-            except (DeviceFailedError, OSError) as e:
+            except (DeviceFailedError, UnknownMemoryError, OSError) as e:
                 self._break(str(e))
 
         threading.Thread(target=guarded, daemon=True).start()

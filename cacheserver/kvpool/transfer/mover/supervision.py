@@ -119,9 +119,9 @@ class Mover:
         """Take memory of the arena back, after every grant with chunks in it has ended."""
         self._put(Forget(memory=memory))
 
-    def grant(self, grant: bytes, direction: Direction, rows: NDArray[np.void]) -> None:
-        """Let the client move these chunks; rows with disposition 0 are left out."""
-        self._put(Grant(grant=grant, direction=direction, rows=rows.tobytes()))
+    def grant(self, grant: bytes, direction: Direction, rows: NDArray[np.void], checks: bytes = b"") -> None:
+        """Let the client move these chunks; rows with disposition 0 are left out. *checks*: see ``Grant``."""
+        self._put(Grant(grant=grant, direction=direction, rows=rows.tobytes(), checks=checks))
 
     def revoke(self, grant: bytes, now_s: float) -> None:
         """End a grant. ``turn`` returns its Revoked; if that does not come in time, the mover is killed."""
