@@ -84,15 +84,19 @@ def extend_digests(
     if rest or done > total:
         raise InvalidRange(f"{len(known)} bytes of known digests do not fit {total} chunks")
     rest_tokens = np.ascontiguousarray(tokens[done * chunk_tokens : total * chunk_tokens], dtype="<u4")
-    extras = dict(enumerate(extra_keys[done:]))
+    chunks = rest_tokens.view(f"V{chunk_tokens * 4}").tolist()
+    extras = extra_keys[done:total]
     parent = known[-DIGEST_BYTES:] if known else root
-    out = [known]
-    # One call a chunk and nothing else: 512 of them are most of what a first lookup of 128k tokens costs.
-    for i, chunk in enumerate(rest_tokens.view(f"V{chunk_tokens * 4}").tolist()):
-        if extra := extras.get(i):
+    out, hashed = [known], blake3.blake3
+    for chunk, extra in zip(chunks, extras, strict=False):
+        if extra:
             # Another mode of BLAKE3 than the chunks', so that no extra can be read as tokens.
-            parent = blake3.blake3(parent + extra, derive_key_context=_EXTRA).digest()
-        parent = blake3.blake3(chunk, key=parent).digest()
+            parent = hashed(parent + extra, derive_key_context=_EXTRA).digest()
+        parent = hashed(chunk, key=parent).digest()
+        out.append(parent)
+    # One call a chunk and nothing else: 512 of them are most of what a first lookup of 128k tokens costs.
+    for chunk in chunks[len(extras) :]:
+        parent = hashed(chunk, key=parent).digest()
         out.append(parent)
     return b"".join(out)
 
