@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
             found = _measure(_context(options, client_config(args), None, args), names)
         else:
             with OwnServer(_l1_bytes(options), memory=args.directory or "/dev/shm") as own:  # noqa: S108
-                found = _measure(_context(options, own.client, own, args), names)
+                found = _measure(_context(options, own.settle().client, own, args), names)
     print(table(found))
     if args.json:
         write_report(

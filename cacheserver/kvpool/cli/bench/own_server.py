@@ -24,6 +24,9 @@ START_S: Final = 60.0
 STOP_S: Final = 10.0
 LOOK_AGAIN_S: Final = 0.005
 LOG_LINES: Final = 5
+SETTLE_S: Final = 60.0
+SETTLED_S: Final = 0.5
+IDLE_SHARE: Final = 0.1
 
 
 class OwnServer:
@@ -110,6 +113,25 @@ class OwnServer:
             )
         self._wait_until_listening(self._child)
         return self
+
+    def settle(self) -> Self:
+        """Wait until it has taken its memory, in the background: until it uses hardly any of a processor's time.
+
+        Raises:
+            Failure: that takes more than a minute.
+        """
+        pause, ends_s = threading.Event(), time.monotonic() + SETTLE_S
+        used_s = self._processor_s()
+        while time.monotonic() < ends_s:
+            pause.wait(SETTLED_S)
+            before_s, used_s = used_s, self._processor_s()
+            if used_s - before_s <= IDLE_SHARE * SETTLED_S:
+                return self
+        raise Failure(f"the server is still busy after {SETTLE_S:.0f} s; the end of its log:\n{self._log_end()}")
+
+    def _processor_s(self) -> float:
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
     def end(self, how: signal.Signals = signal.SIGTERM) -> None:
         """End the process and wait for that; SIGKILL after ten seconds. Does nothing if it is not running."""
