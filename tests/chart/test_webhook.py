@@ -2,7 +2,6 @@
 """What the chart makes of the admission server: its hooks, its pods, its certificates."""
 
 import re
-from typing import Any
 
 import pytest
 from tests.chart.rendering import Helm, Object, of_kind, only
@@ -137,16 +136,34 @@ def test_its_pods_are_restricted_and_replaced_one_by_one(helm: Helm) -> None:
 
 def test_cert_manager_makes_the_certificate_and_publishes_the_bundle(helm: Helm) -> None:
     objects = helm.template({"webhook": {"certManager": {"enabled": True}}})
-    made: Any = only(objects, "Certificate", webhook=True)
+    certificates, issuers = named(objects, "Certificate"), named(objects, "Issuer")
+    made = certificates["pools-webhook"]
 
     configuration = only(objects, "MutatingWebhookConfiguration", webhook=True)
     assert configuration["metadata"]["annotations"]["cert-manager.io/inject-ca-from"] == "system/pools-webhook"
     assert made["spec"]["dnsNames"] == list(settings(objects).names)
-    assert made["spec"]["issuerRef"]["name"] == only(objects, "Issuer", webhook=True)["metadata"]["name"]
+    assert made["spec"]["issuerRef"]["name"] in issuers
     folder = settings(objects).certificate_folder
     assert folder in {m["mountPath"] for m in container(objects)["volumeMounts"]}
     volumes = only(objects, "Deployment", webhook=True)["spec"]["template"]["spec"]["volumes"]
     assert {"secretName": made["spec"]["secretName"], "defaultMode": 0o440} in [v.get("secret") for v in volumes]
+
+
+def test_a_renewed_certificate_has_the_same_authority(helm: Helm) -> None:
+    """Pods serve the former one until the kubelet brings the new one: what is published must verify both."""
+    objects = helm.template({"webhook": {"certManager": {"enabled": True}}})
+    certificates, issuers = named(objects, "Certificate"), named(objects, "Issuer")
+
+    authority = certificates["pools-webhook-ca"]["spec"]
+    signing = issuers[certificates["pools-webhook"]["spec"]["issuerRef"]["name"]]["spec"]
+    assert signing == {"ca": {"secretName": authority["secretName"]}}
+    assert authority["isCA"]
+    assert authority["privateKey"]["rotationPolicy"] == "Never"
+    assert issuers[authority["issuerRef"]["name"]]["spec"] == {"selfSigned": {}}
+
+
+def named(objects: list[Object], kind: str) -> dict[str, Object]:
+    return {o["metadata"]["name"]: o for o in of_kind(objects, kind)}
 
 
 def test_an_issuer_of_the_users_is_taken_instead(helm: Helm) -> None:
