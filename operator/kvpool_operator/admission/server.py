@@ -28,6 +28,8 @@ PATHS: Final = {"/wire": False, "/wire-with-host-folders": True}
 _MOST_BYTES: Final = 4 << 20
 """Above what etcd can hold of a pod, with its former state beside it."""
 _SHUTDOWN_S: Final = 5.0
+_IDLE_S: Final = 3600.0
+"""An API server ends idle connections after 90 s. If we did so first, it might send a review into one that ends."""
 
 
 class Webhook:
@@ -117,7 +119,7 @@ class Webhook:
 
 async def _serve(app: web.Application, host: str, port: int, certificates: Keeper | None) -> None:
     """Serve *app* until cancelled, then finish what was begun."""
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_S)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_S, keepalive_timeout=_IDLE_S)
     await runner.setup()
     try:
         context = certificates.context if certificates else None
