@@ -62,6 +62,7 @@ REQUESTS = (
         modes=(Mode.RING, Mode.STREAMED),
         ring=RING,
         process_id=7,
+        no_ring="why",
     ),
     m.WatchRing(joined=True, retired="why", wait_s=1.5),
     m.Unregister(),

@@ -48,6 +48,7 @@ class Server:
     def admin(self) -> AdminFace:
         return AdminFace(
             clients=lambda: [{"label": "pod-a", "held_bytes": 5}],
+            movers=lambda: [{"gpu": "GPU-1"}],
             chunks=lambda: [{"tenant": "t", "model": "m", "chunks": 7}],
             clear=self.clear,
         )

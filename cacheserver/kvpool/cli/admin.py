@@ -9,7 +9,7 @@ import msgspec
 
 from kvpool.cli.errors import Failure
 
-__all__ = ["clients_of"]
+__all__ = ["clients_of", "movers_of"]
 
 DEADLINE_S: Final = 5.0
 
@@ -34,9 +34,18 @@ def clients_of(path: str) -> list[dict[str, Any]]:
     Raises:
         Failure: there is no admin face at *path*, or it did not answer; the text says what to do.
     """
+    return _list_of(path, "/clients")
+
+
+def movers_of(path: str) -> list[dict[str, Any]]:
+    """Return how the bytes of each worker move, and its mover; raises as ``clients_of``."""
+    return _list_of(path, "/movers")
+
+
+def _list_of(path: str, page: str) -> list[dict[str, Any]]:
     connection = _UnixConnection(path)
     try:
-        connection.request("GET", "/clients")
+        connection.request("GET", page)
         answer = connection.getresponse()
         body = answer.read()
     except OSError as e:
@@ -55,5 +64,5 @@ def _decode(path: str, body: bytes) -> list[dict[str, Any]]:
     try:
         clients: list[dict[str, Any]] = msgspec.json.decode(body, type=list[dict[str, Any]])
     except msgspec.MsgspecError as e:
-        raise Failure(f"--admin {path}: no list of clients ({e}); is it the admin face of a kvpool server?") from e
+        raise Failure(f"--admin {path}: no list ({e}); is it the admin face of a kvpool server?") from e
     return clients

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvpool.cli.admin import clients_of
+from kvpool.cli.admin import clients_of, movers_of
 from kvpool.cli.connect import Probe
 from kvpool.cli.numbers import Numbers, numbers_of
 from kvpool.cli.settings import client_config
@@ -17,6 +17,8 @@ from kvpool.cli.verdict import Verdict, judge
 from kvpool.wire.messages import Statistics
 
 __all__ = ["as_json", "as_text", "run"]
+
+Table = list[dict[str, Any]]
 
 ID_DIGITS: Final = 8
 """Digits of a client's id in the table, as in the server's log at debug; --json has all of them."""
@@ -32,14 +34,15 @@ def run(args: argparse.Namespace) -> int:
         while True:
             statistics = probe.statistics()
             clients = clients_of(args.admin) if args.admin else None
+            movers = movers_of(args.admin) if args.admin else None
             render = as_json if args.json else as_text
-            _show(render(statistics, clients), clear=args.watch is not None and sys.stdout.isatty())
+            _show(render(statistics, clients, movers), clear=args.watch is not None and sys.stdout.isatty())
             if args.watch is None:
                 return 0
             threading.Event().wait(args.watch)
 
 
-def as_json(s: Statistics, clients: list[dict[str, Any]] | None = None) -> str:
+def as_json(s: Statistics, clients: Table | None = None, movers: Table | None = None) -> str:
     """Return everything as one JSON object: the server's numbers, what follows from them, the verdict."""
     n = numbers_of(s)
     verdict = judge(n)
@@ -53,16 +56,20 @@ def as_json(s: Statistics, clients: list[dict[str, Any]] | None = None) -> str:
     }
     if clients is not None:
         found["clients"] = clients
+    if movers is not None:
+        found["movers"] = movers
     return msgspec.json.encode(found).decode()
 
 
-def as_text(s: Statistics, clients: list[dict[str, Any]] | None = None) -> str:
+def as_text(s: Statistics, clients: Table | None = None, movers: Table | None = None) -> str:
     """Return the report for people."""
     n = numbers_of(s)
     rows = list(_rows(s, n, judge(n)))
     width = max(len(label) for label, _ in rows)
     lines = [f"{label.ljust(width)}  {text}" for label, text in rows]
-    return "\n".join([*lines, *(_client_table(clients) if clients is not None else ())])
+    lines += _table(clients, "no clients") if clients is not None else ()
+    lines += _table(movers, "no workers") if movers is not None else ()
+    return "\n".join(lines)
 
 
 def _rows(s: Statistics, n: Numbers, verdict: Verdict) -> Iterator[tuple[str, str]]:
@@ -88,13 +95,13 @@ def _rows(s: Statistics, n: Numbers, verdict: Verdict) -> Iterator[tuple[str, st
         yield "defects", f"{n.illegal_moves} moves that must not happen; please report them with the server's log"
 
 
-def _client_table(clients: list[dict[str, Any]]) -> Iterator[str]:
+def _table(of: Table, none: str) -> Iterator[str]:
     yield ""
-    if not clients:
-        yield "no clients"
+    if not of:
+        yield none
         return
-    names = list(clients[0])
-    rows = [names, *([_cell(name, c.get(name)) for name in names] for c in clients)]
+    names = list(of[0])
+    rows = [names, *([_cell(name, row.get(name)) for name in names] for row in of)]
     widths = [max(len(r[i]) for r in rows) for i in range(len(names))]
     yield from ("  ".join(t.ljust(w) for t, w in zip(r, widths, strict=True)).rstrip() for r in rows)
 

@@ -32,6 +32,7 @@ log = logging.getLogger("kvpool.client")
 
 _WATCH_S: Final = 20.0
 _PAUSE_S: Final = 0.2
+_REASON: Final = 1024
 _AGAIN_FIRST_S: Final = 30.0
 _AGAIN_LONGEST_S: Final = 600.0
 
@@ -67,7 +68,7 @@ class RingKeeper:
             self.reason = "mode ring is not among those offered"
             return base
         if self._refused and without:
-            return msgspec.structs.replace(base, modes=without)
+            return msgspec.structs.replace(base, modes=without, no_ring=self._refused[:_REASON])
         return msgspec.structs.replace(base, ring=self._port.facts(), process_id=os.getpid())
 
     def on_state(self, _state: LinkState) -> None:
@@ -157,7 +158,7 @@ class RingKeeper:
         told = failure or (ring.retired if ring is not None else "")
         if told:
             self.reason = told
-        request = WatchRing(joined=ring is not None and not told, retired=told[:1024], wait_s=_WATCH_S)
+        request = WatchRing(joined=ring is not None and not told, retired=told[:_REASON], wait_s=_WATCH_S)
         within_s = _WATCH_S + self._link.config.request_s
         call: Call[RingNews] = self._link.submit(request, deadline_s=within_s, epoch=epoch)
         call.then(self._wake)

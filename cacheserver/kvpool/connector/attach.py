@@ -3,6 +3,9 @@
 
 import threading
 from dataclasses import dataclass
+from typing import Final
+
+import msgspec
 
 from kvpool.client.link import Link
 from kvpool.client.locate import Clues
@@ -18,6 +21,9 @@ from kvpool.transfer.planes import LayoutError
 from kvpool.wire.messages import Register, Welcome
 
 __all__ = ["Attachment", "Session"]
+
+_REASON: Final = 1024
+"""Longest reason that a registration takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +42,14 @@ class Attachment:
     """
 
     def __init__(
-        self, config: ClientConfig, kind: ClientKind, ring: Ring | None = None, clues: Clues | None = None
+        self,
+        config: ClientConfig,
+        kind: ClientKind,
+        ring: Ring | None = None,
+        clues: Clues | None = None,
+        why_no_ring: str = "",
     ) -> None:
-        self._ring = ring
+        self._ring, self._why_no_ring = ring, why_no_ring
         self.link = Link(config, kind, clues=clues, on_state=self._on_state, accept=self._accept)
         self._told = threading.Event()
         self._modes = config.modes if kind is ClientKind.WORKER else ()
@@ -88,7 +99,10 @@ class Attachment:
             return UncachedReason.CHUNK_TOKENS
         modes: tuple[Mode, ...] = self._modes
         wanted = registration(self._facts, welcome.chunk_tokens, self._shards, modes)
-        self.link.registration = wanted if self._ring is None else self._with_ring(self._ring, wanted, welcome)
+        if self._ring is not None:
+            self.link.registration = self._with_ring(self._ring, wanted, welcome)
+        else:
+            self.link.registration = _without_ring(wanted, self._why_no_ring)
         return None
 
     def _with_ring(self, ring: Ring, wanted: Register, welcome: Welcome) -> Register:
@@ -98,5 +112,9 @@ class Attachment:
             ring.offer.fit([blocks_per_chunk(group, welcome.chunk_tokens) for group in self._facts.groups])
         except LayoutError as e:
             ring.keeper.reason = str(e)
-            return wanted
+            return _without_ring(wanted, str(e))
         return ring.keeper.equip(wanted)
+
+
+def _without_ring(wanted: Register, reason: str) -> Register:
+    return msgspec.structs.replace(wanted, no_ring=reason[:_REASON])

@@ -50,6 +50,9 @@ class Client:
     mode: Mode | None = None
     """How its bytes move; None until it registers."""
 
+    mode_reason: str = ""
+    """Why by that mode, for people."""
+
     watched: bool = False
     """True while a process handle tells whether it lives: then silence proves nothing."""
 

@@ -13,6 +13,7 @@ from kvpool.config import HttpConfig
 from kvpool.model.errors import CacheError
 from kvpool.server.addresses import bracketed
 from kvpool.server.http import AdminFace, ClearOrder, HttpServer, OperationsFace, serve_admin, serve_operations
+from kvpool.server.mover_table import MoverRow, mover_table
 from kvpool.server.parts import Parts
 from kvpool.server.paths import ListenError
 from kvpool.server.snapshot import ServerSnapshot
@@ -112,6 +113,13 @@ def _admin(server: Asked) -> AdminFace:
         rows: list[Any] = server.ask(lambda: parts.engine.clients(parts.clock()), _ADMIN_S)
         return [dataclasses.asdict(row) | {"client_id": row.client_id.hex()} for row in rows]
 
+    def movers() -> list[MoverRow]:
+        parts = server.parts
+        rows: list[MoverRow] = server.ask(
+            lambda: mover_table(parts.connections, parts.rings.numbers(parts.clock())), _ADMIN_S
+        )
+        return rows
+
     def clear(order: ClearOrder) -> dict[str, int]:
         parts = server.parts
         done = server.ask(
@@ -123,4 +131,4 @@ def _admin(server: Asked) -> AdminFace:
         rows: list[Any] = server.ask(server.parts.engine.scopes, _ADMIN_S)
         return [dataclasses.asdict(row) for row in rows]
 
-    return AdminFace(clients=clients, chunks=chunks, clear=clear)
+    return AdminFace(clients=clients, movers=movers, chunks=chunks, clear=clear)

@@ -5,6 +5,7 @@ A grant ends when its mover says that no copy of it runs, or when the mover is r
 """
 
 import secrets
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -63,6 +64,8 @@ class Granted:
         self._grants: dict[bytes, _Grant] = {}
         self._open: dict[Lease, bytes] = {}
         """Leases with a grant that is not revoked."""
+        self.moved: Counter[tuple[bytes, Direction]] = Counter()
+        """Bytes by mover and direction, of grants that ended."""
 
     def grant(
         self,
@@ -134,6 +137,8 @@ class Granted:
         self._claims.reaped(mover_id)
         for name in [n for n, g in self._grants.items() if g.mover_id == mover_id]:
             self.ended(name, None)
+        for direction in Direction:
+            self.moved.pop((mover_id, direction), None)
 
     def keep_house(self, now_s: float) -> bool:
         """End the grants of leases that ran out; returns whether there were any."""
@@ -148,6 +153,7 @@ class Granted:
         if grant.direction is Direction.STORE:
             checked = int(np.count_nonzero(np.frombuffer(end.checks, dtype=CHECK)["kind"]))
         self._numbers.add(_BYTES[grant.direction], end.moved_bytes)
+        self.moved[grant.mover_id, grant.direction] += end.moved_bytes
         self._numbers.add(_CHECKS[grant.direction], checked)
         if end.wrong:
             self._claims.damaged(grant.slots[list(end.wrong)])

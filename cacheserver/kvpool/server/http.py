@@ -122,6 +122,9 @@ class AdminFace:
     clients: Callable[[], Any]
     """All clients with the bytes each one holds; encoded as JSON."""
 
+    movers: Callable[[], Any]
+    """Each worker's way of moving bytes, and its mover; encoded as JSON."""
+
     chunks: Callable[[], Any]
     """Chunk counts by tenant and model; encoded as JSON."""
 
@@ -132,6 +135,7 @@ class AdminFace:
         """Return what is served."""
         return {
             "/clients": {"GET": lambda _: Answer.json(self.clients())},
+            "/movers": {"GET": lambda _: Answer.json(self.movers())},
             "/chunks": {"GET": lambda _: Answer.json(self.chunks())},
             "/clear": {
                 "POST": lambda body: Answer.json(self.clear(msgspec.json.decode(body or b"{}", type=ClearOrder)))

@@ -148,6 +148,10 @@ class Movers:
         """Return the memory that some mover has."""
         return set().union(*(kept.given for kept in self._current.values()))
 
+    def pid(self, mover_id: bytes) -> int | None:
+        """Return a mover's process id; None once it is reaped, or before it is started."""
+        return next((kept.mover.pid for kept in self._all() if kept.mover_id == mover_id), None)
+
     def current(self) -> frozenset[bytes]:
         """Return the movers that neither end nor ended."""
         return frozenset(self._current)

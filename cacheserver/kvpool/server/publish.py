@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Puts together what the server publishes about itself. Thread: the loop's."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -80,6 +81,7 @@ class Publisher:
             draining=draining,
             gpus=sight.count,
             gpu_reason=sight.reason,
+            movers=Counter(m.gpu for m in self._parts.rings.numbers(now_s) if m.joined),
             chunk_tokens=self._parts.config.chunk_tokens,
             l1_bytes=engine.l1_bytes,
             l1_asked_bytes=live.asked_bytes or self._parts.config.l1.size_bytes,

@@ -23,7 +23,9 @@ from kvpool.model.errors import Busy
 from kvpool.server.answers import Answers
 from kvpool.server.calls import Answer, Call
 from kvpool.server.granted import NO_CHECKS, Granted, Lease, Over, Rows
+from kvpool.server.mover_table import MoverNumbers
 from kvpool.server.movers import Movers
+from kvpool.transfer.cuda import uuid_text
 from kvpool.transfer.mover.messages import Direction, Ring
 from kvpool.wire.messages import RingFacts, RingNews, RingState, WatchRing
 
@@ -45,6 +47,7 @@ class _Ring:
     facts: Ring
     process_id: int
     listen: str
+    since_s: float
     state: RingState = RingState.STARTING
     started: bool = False
     joined: bool = False
@@ -58,6 +61,22 @@ class _Ring:
         """Return what there is to tell."""
         secret = self.secret if self.state is RingState.READY else b""
         return RingNews(state=self.state, address=self.address, secret=secret, reason=self.reason)
+
+    def numbers(self, pid: int | None, stored_bytes: int, loaded_bytes: int, now_s: float) -> MoverNumbers:
+        """Return it for people."""
+        return MoverNumbers(
+            client_id=self.client_id,
+            pid=pid,
+            gpu=uuid_text(self.facts.device),
+            state=self.state.value,
+            joined=self.joined,
+            slots=self.facts.slots,
+            slot_bytes=self.facts.slot_bytes,
+            stored_bytes=stored_bytes,
+            loaded_bytes=loaded_bytes,
+            age_s=now_s - self.since_s,
+            reason=self.reason,
+        )
 
     def known(self, request: WatchRing) -> bool:
         """True if the client knows the state already."""
@@ -94,8 +113,7 @@ class Rings:
         self._movers, self._claims, self._answers, self._numbers = movers, claims, answers, numbers
         self._clock = clock
         self._granted = Granted(movers, claims, numbers, checksums)
-        self._epoll = select.epoll()
-        self._polled: set[int] = set()
+        self._sockets = _Sockets()
         self._rings: dict[bytes, _Ring] = {}
         """By client: the last one that it registered."""
         self._living: dict[bytes, _Ring] = {}
@@ -118,7 +136,7 @@ class Rings:
             slots=facts.slots,
             generation=facts.generation,
         )
-        made = _Ring(client_id, secrets.token_bytes(_MOVER_ID_BYTES), ring, process_id, listen)
+        made = _Ring(client_id, secrets.token_bytes(_MOVER_ID_BYTES), ring, process_id, listen, self._clock())
         self._rings[client_id] = made
         self._waiting.append(made)
         self._stirred = True
@@ -151,6 +169,15 @@ class Rings:
     def __len__(self) -> int:
         """Count the movers that exist."""
         return len(self._living)
+
+    def numbers(self, now_s: float) -> list[MoverNumbers]:
+        """Return each client's ring, and the movers that are left of former ones."""
+        rings = {ring.mover_id: ring for ring in (*self._rings.values(), *self._living.values())}
+        moved = self._granted.moved
+        return [
+            ring.numbers(self._movers.pid(mover), moved[mover, Direction.STORE], moved[mover, Direction.LOAD], now_s)
+            for mover, ring in rings.items()
+        ]
 
     # --- grants ----------------------------------------------------------------------------------------------------
 
@@ -190,7 +217,7 @@ class Rings:
 
     def fileno(self) -> int:
         """Readable when a mover has said something."""
-        return self._epoll.fileno()
+        return self._sockets.epoll.fileno()
 
     def next_deadline_s(self, now_s: float) -> float | None:
         """Return when ``turn`` has something to do at the latest."""
@@ -199,14 +226,14 @@ class Rings:
             times.append(due_s)
         if self._stirred:
             times.append(now_s)
-        elif self._waiting or len(self._movers) > len(self._polled):
+        elif self._waiting or len(self._movers) > len(self._sockets):
             times.append(now_s + _REAP_POLL_S)
         return min(times, default=None)
 
     def due(self, ready: Collection[object], now_s: float) -> bool:
         """True if ``turn`` has something to do; *ready*: what is readable."""
         due_s = self.next_deadline_s(now_s)
-        return self._epoll.fileno() in ready or (due_s is not None and now_s >= due_s)
+        return self._sockets.epoll.fileno() in ready or (due_s is not None and now_s >= due_s)
 
     def turn(self, now_s: float) -> None:
         """Hear the movers, start and reap them, tell those who wait. Never waits."""
@@ -220,7 +247,7 @@ class Rings:
             self._note_ends(now_s)
             for mover_id, reason in events.reaped:
                 self._reaped(self._living.pop(mover_id), reason, now_s)
-            self._poll()
+            self._sockets.watch(self._movers.filenos())
         if self._waiting:
             self._start(now_s)
         for ring in self._rings.values():
@@ -246,14 +273,14 @@ class Rings:
 
     def close(self, timeout_s: float) -> None:
         """End all movers and wait until they are reaped, at most *timeout_s*. Idempotent."""
-        if self._epoll.closed:
+        if self._sockets.epoll.closed:
             return
         self._movers.end_all("the server ends")
         ends_s, pause = self._clock() + timeout_s, select.poll()
         while len(self._movers) and self._clock() < ends_s:
             self._movers.turn(self._clock())
             pause.poll(_REAP_POLL_S * 1000)
-        self._epoll.close()
+        self._sockets.epoll.close()
 
     def _start(self, now_s: float) -> None:
         self._waiting = [ring for ring in self._waiting if ring.state is RingState.STARTING]
@@ -269,7 +296,7 @@ class Rings:
                 continue
             ring.started = self._stirred = True  # its first message waits to be sent
             self._living[ring.mover_id] = ring
-        self._poll()
+        self._sockets.watch(self._movers.filenos())
 
     def _ready(self, ring: _Ring, address: str, secret: bytes, now_s: float) -> None:
         if ring.state is RingState.STARTING:
@@ -315,14 +342,25 @@ class Rings:
         self.watching -= ring.watch is not None
         ring.watch = None
 
-    def _poll(self) -> None:
-        """Watch the sockets of the movers that live, and no others."""
-        wanted = set(self._movers.filenos())
+
+class _Sockets:
+    """Those of the movers that live; readable when one of them is."""
+
+    def __init__(self) -> None:
+        self.epoll = select.epoll()
+        self._polled: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._polled)
+
+    def watch(self, filenos: Collection[int]) -> None:
+        """Watch these, and no others."""
+        wanted = set(filenos)
         for fd in self._polled - wanted:
             with suppress(OSError):  # closed, and forgotten by that
-                self._epoll.unregister(fd)
+                self.epoll.unregister(fd)
         for fd in wanted - self._polled:
-            self._epoll.register(fd, select.EPOLLIN)
+            self.epoll.register(fd, select.EPOLLIN)
         self._polled = wanted
 
 

@@ -49,6 +49,7 @@ log = structlog.get_logger()
 
 _TICKET_BYTES: Final = 16
 _BULK_CONNECTIONS: Final = 8
+_HAS_NONE: Final = "the client has none"
 _SELF_TEST: Final = self_test()
 
 
@@ -139,7 +140,7 @@ class SessionVerbs:
         self._parts.engine.register(
             client.client_id, request.namespace, request.groups, request.shards, request.readers, mode, now_s
         )
-        client.mode = mode
+        client.mode, client.mode_reason = mode, reason
         if mode is Mode.RING and request.ring is not None:
             listen = self._rim.mover_listens(client.peer.origin)
             self._parts.rings.register(client.client_id, request.ring, request.process_id, listen)
@@ -282,7 +283,7 @@ class SessionVerbs:
     def _no_ring(self, request: Register) -> str:
         """Say why *request* gets no ring; empty if it can."""
         if request.ring is None:
-            return "the client has none"
+            return request.no_ring or _HAS_NONE
         return "" if self._parts.config.mover.ring else "switched off at this server (mover.ring)"
 
     def _possible(self, client: Client) -> dict[Mode, str]:
@@ -297,7 +298,7 @@ class SessionVerbs:
 
 
 def _choose(offered: Sequence[Mode], possible: dict[Mode, str], no_ring: str) -> tuple[Mode, str]:
-    """Return the first mode that both can do, and why; also why there is *no_ring* if one was asked for.
+    """Return the first mode that both can do, and why; also why there is *no_ring* if one was asked for, or had failed.
 
     Raises:
         LayoutRefused: there is none.
@@ -306,6 +307,6 @@ def _choose(offered: Sequence[Mode], possible: dict[Mode, str], no_ring: str) ->
         return Mode.STREAMED, "the client moves no bytes"
     for mode in offered:
         if mode in possible and not (mode is Mode.RING and no_ring):
-            behind = mode is not Mode.RING and Mode.RING in offered
+            behind = mode is not Mode.RING and (Mode.RING in offered or no_ring != _HAS_NONE)
             return mode, f"{possible[mode]}; no ring: {no_ring}" if behind and no_ring else possible[mode]
     raise LayoutRefused(f"the client moves bytes by {', '.join(offered)}, this server by {', '.join(possible)}")

@@ -32,6 +32,9 @@ class ServerSnapshot:
     gpu_reason: str
     """NoGPUVisible and the like, see ``kvpool.server.gpus``; empty if all is well or nobody looks."""
 
+    movers: Mapping[str, int]
+    """Clients whose chunks go through a ring now, by the UUID of its device."""
+
     chunk_tokens: int
     l1_bytes: int
     """What may hold chunks now."""

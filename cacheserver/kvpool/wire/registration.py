@@ -60,6 +60,9 @@ class Register(Request[Registered], frozen=True, kw_only=True, tag="register"):
     process_id: Count = 0
     """The client's, in its own namespace: its mover gets another one, or the driver would refuse the ring."""
 
+    no_ring: Annotated[str, Meta(max_length=1024)] = ""
+    """Why a client that could have a ring has none, for people."""
+
 
 class RingState(StrEnum):
     """How a client's ring stands at the server."""
