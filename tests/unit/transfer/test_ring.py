@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -61,9 +62,10 @@ def places(chunks: int, gap: int = 0) -> list[tuple[int, int]]:
     return [(0, n * (CHUNK + gap)) for n in range(chunks)]
 
 
-@pytest.mark.parametrize("slot_bytes", [2 * CHUNK, CHUNK, 700, 200])
+@pytest.mark.behaviour("R018", "R029")
+@pytest.mark.parametrize(("slot_bytes", "pieces"), [(2 * CHUNK, 5), (CHUNK, 9), (700, 18), (200, 63)])
 @pytest.mark.parametrize("listen", ["", "tcp:127.0.0.1:0"])
-def test_what_is_stored_comes_back(tmp_path: Path, slot_bytes: int, listen: str) -> None:
+def test_what_is_stored_comes_back(tmp_path: Path, slot_bytes: int, pieces: int, listen: str) -> None:
     engine = device(tmp_path, slot_bytes=slot_bytes)
     with MoverRig(tmp_path, engine.ring, listen=listen) as rig:
         ring = rig.ready().join(engine)
@@ -72,6 +74,7 @@ def test_what_is_stored_comes_back(tmp_path: Path, slot_bytes: int, listen: str)
 
         assert ring.store(stored, soon()) == frozenset()
 
+        assert engine.launches == pieces, "as many whole chunks, all of their layers, as a slot takes"
         for number, (region, offset) in enumerate(places(9, gap=64)):
             assert rig.bytes_at(region, offset, CHUNK) == expected(engine, stored.ids[number])
         before = engine.storages[0].copy()
@@ -293,8 +296,11 @@ def test_a_cancelled_store_reads_no_more_blocks(tmp_path: Path) -> None:
         ring.close()
 
 
+@pytest.mark.behaviour("R014")
 def test_the_first_kernel_follows_the_engines_event(tmp_path: Path) -> None:
     engine = device(tmp_path)
+    seen: list[tuple[int, int]] = []
+    engine.follow = lambda _, event: seen.append((event, engine.launches))  # type: ignore[method-assign]
     with MoverRig(tmp_path, engine.ring) as rig:
         ring = rig.ready().join(engine)
         rig.grant(b"g", Direction.STORE, places(4), CHUNK)
@@ -303,7 +309,62 @@ def test_the_first_kernel_follows_the_engines_event(tmp_path: Path) -> None:
 
         ring.store(after, soon())
 
-        assert engine.events == [77]
+        assert seen == [(77, 0)], "before anything is launched"
+        ring.close()
+
+
+@pytest.mark.behaviour("D029")
+def test_kernels_are_launched_ahead_of_the_copies(tmp_path: Path) -> None:
+    engine = device(tmp_path, slots=3, slot_bytes=CHUNK)
+    (tmp_path / "ring.stall").touch()  # no copy ends
+    with MoverRig(tmp_path, engine.ring) as rig:
+        ring = rig.ready().join(engine)
+        rig.grant(b"g", Direction.STORE, places(9), CHUNK)
+        thread = threading.Thread(target=lambda: _ignoring_the_end(ring, job(9)))
+        thread.start()
+
+        rig.until(lambda: engine.launches == 3)
+
+        ring.retire("the test is over")
+        thread.join(PATIENCE_S)
+        assert engine.launches == 3, "and no further than there are slots"
+        ring.close()
+
+
+def _ignoring_the_end(ring: EngineRing, stored: RingJob) -> None:
+    with suppress(RingRetiredError):
+        ring.store(stored, soon())
+
+
+@pytest.mark.behaviour("D030")
+def test_a_load_that_waits_holds_no_store_up(tmp_path: Path) -> None:
+    engine = device(tmp_path, slot_bytes=CHUNK)
+    wait, reached, go = engine.wait, threading.Event(), threading.Event()
+
+    def slow(direction: Direction, slot: int) -> None:
+        if direction is Direction.LOAD:
+            reached.set()
+            go.wait(PATIENCE_S)
+        wait(direction, slot)
+
+    engine.wait = slow  # type: ignore[method-assign]
+    with MoverRig(tmp_path, engine.ring) as rig:
+        ring = rig.ready().join(engine)
+        rig.grant(b"in", Direction.LOAD, places(8), CHUNK)
+        rig.grant(b"out", Direction.STORE, [(0, 500_000 + n * CHUNK) for n in range(8)], CHUNK)
+        ids = slot_ids(np.arange(64).reshape(16, PER_CHUNK), BLOCKS)
+        result: list[frozenset[int]] = []
+        loads = RingJob(group=0, grant=b"in", ids=ids[:8], chunks=range(8))
+        thread = threading.Thread(target=lambda: result.append(ring.load(loads, soon())))
+        thread.start()
+        assert reached.wait(PATIENCE_S)
+
+        assert ring.store(RingJob(group=0, grant=b"out", ids=ids[8:], chunks=range(8)), soon()) == frozenset()
+
+        assert not result, "the load still waits"
+        go.set()
+        thread.join(PATIENCE_S)
+        assert result == [frozenset()]
         ring.close()
 
 

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rings and what their movers were granted, with movers that follow a script."""
+
+from collections.abc import Iterator
+
+import pytest
+from tests.fakes.ring_clients import RingClient, RingWorld, to_write
+
+from kvpool.index.phases import Phase
+from kvpool.model.errors import Busy
+from kvpool.model.slots import Disposition
+from kvpool.server.calls import Answer
+from kvpool.wire.messages import RingState
+
+
+@pytest.fixture
+def world() -> Iterator[RingWorld]:
+    made = RingWorld()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def anne(world: RingWorld) -> RingClient:
+    return RingClient(world)
+
+
+def dispositions(answer: Answer) -> list[int]:
+    return list(answer.frames[0])
+
+
+def test_nothing_is_granted_before_the_client_joined(world: RingWorld, anne: RingClient) -> None:
+    world.turn()
+    (mover,) = world.movers.living.values()
+    world.movers.say_ready(mover)
+    world.turn()
+
+    _, grant, rows = anne.prepare(0, 1)
+
+    assert grant == b""
+    assert len(to_write(rows)) == 2, "they are streamed"
+    anne.watch(joined=True)
+    assert anne.prepare(2, 3)[1]
+
+
+def test_a_commit_waits_for_the_movers_word(world: RingWorld, anne: RingClient) -> None:
+    mover = anne.join()
+    store_id, grant, rows = anne.prepare(0, 1)
+
+    call, answer = anne.commit(store_id, [1, 1])
+    assert answer is None
+    assert anne.lookup(0, 1)[1] == 0
+    world.movers.say_revoked(mover, grant)
+    world.turn()
+
+    assert dispositions(world.answers.ended[call]) == [Disposition.STORED] * 2
+    assert anne.lookup(0, 1)[1] == 2
+    assert (world.slots.phase[to_write(rows)] == Phase.READY).all()
+
+
+@pytest.mark.behaviour("D002")
+def test_chunks_that_the_mover_did_not_move_are_not_kept(world: RingWorld, anne: RingClient) -> None:
+    mover = anne.join()
+    store_id, grant, _ = anne.prepare(0, 1)
+    call, _ = anne.commit(store_id, [1, 1])
+
+    world.movers.say_revoked(mover, grant, moved_chunks=1)
+    world.turn()
+
+    assert dispositions(world.answers.ended[call]) == [Disposition.ABANDONED] * 2
+    assert anne.lookup(0, 1)[1] == 0
+
+
+@pytest.mark.behaviour("D014")
+def test_slots_of_a_client_that_died_stay_held_until_its_mover_is_reaped(world: RingWorld, anne: RingClient) -> None:
+    mover = anne.join()
+    _, _, rows = anne.prepare(0, 1, 2)
+
+    anne.lose(proven_dead=True)
+    world.turn(100.0)
+    assert (world.slots.phase[to_write(rows)] == Phase.LAPSED).all()
+
+    world.movers.reap(mover)
+    world.turn()
+    world.turn()
+
+    assert (world.slots.phase[to_write(rows)] == Phase.FREE).all()
+
+
+def test_a_load_holds_its_chunks_after_its_lease_ran_out(world: RingWorld, anne: RingClient) -> None:
+    mover = anne.join()
+    store_id, grant, rows = anne.prepare(0)
+    anne.commit(store_id, [1])
+    world.movers.say_revoked(mover, grant)
+    world.turn()
+    lookup_id, found = anne.lookup(0)
+    load, _ = anne.load(lookup_id, found)
+
+    world.turn(100.0)
+    assert mover.grants[load].asked, "it was told to end"
+    assert world.slots.pins[to_write(rows)].tolist() == [1], "until it says that it did"
+    world.movers.say_revoked(mover, load)
+    world.turn()
+
+    assert not world.slots.pins.any()
+
+
+def test_the_next_mover_starts_when_the_former_one_is_reaped(world: RingWorld, anne: RingClient) -> None:
+    first = anne.join()
+
+    anne.register_ring()
+    world.turn()
+    assert not world.movers.living
+    assert anne.watch()[1].state is RingState.STARTING
+    world.movers.reap(first)
+    world.turn()
+
+    (second,) = world.movers.living.values()
+    assert second.mover_id != first.mover_id
+
+
+def test_who_waits_for_news_is_told_of_a_mover_that_died(world: RingWorld, anne: RingClient) -> None:
+    mover = anne.join()
+    call, news = anne.watch(joined=True, wait_s=20.0)
+    assert news is None
+
+    world.movers.die(mover, "an illegal address")
+    world.turn()
+    assert world.answers.ended[call].reply.state is RingState.ENDING
+    world.movers.reap(mover)
+    world.turn()
+
+    news = anne.watch()[1]
+    assert (news.state, news.reason) == (RingState.OVER, "an illegal address")
+    assert anne.prepare(0)[1] == b""
+
+
+def test_a_mover_that_cannot_be_started_is_told_with_its_reason(world: RingWorld, anne: RingClient) -> None:
+    world.movers.refuse_start = OSError("out of processes")
+
+    world.turn()
+
+    news = anne.watch()[1]
+    assert news.state is RingState.OVER
+    assert "out of processes" in news.reason
+
+
+def test_memory_that_cannot_be_handed_out_ends_the_ring_and_the_store_is_asked_again(
+    world: RingWorld, anne: RingClient
+) -> None:
+    anne.join()
+    world.movers.refuse_memory = OSError("out of descriptors")
+
+    with pytest.raises(Busy, match="out of descriptors"):
+        anne.prepare(0)
+
+    assert anne.watch()[1].state is RingState.ENDING
+    assert anne.prepare(1)[1] == b""
+
+
+@pytest.mark.behaviour("D117")
+def test_a_mover_has_its_memory_before_anything_is_granted(world: RingWorld, anne: RingClient) -> None:
+    """It registers it with the device then, and not under the first copies."""
+    mover = anne.join()
+
+    assert mover.given == world.engine.movers.memories() != set()
+    before = set(mover.given)
+    anne.prepare(0, 1, 2)
+
+    assert mover.given == before
