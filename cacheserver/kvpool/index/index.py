@@ -147,7 +147,7 @@ class Index:
 
     def settle(self, now_s: float) -> None:
         """Go on draining: evict what was let go since, and let a region be that is held for too long."""
-        for region in [r for r in self.regions if r.draining_since_s is not None]:
+        for region in list(self.regions.draining.values()):
             self._evict(self._evictor.evictable(region))
             since_s = region.draining_since_s
             patient = region.number in self.regions.leaving  # its memory is to go, however long that takes
@@ -179,7 +179,7 @@ class Index:
 
     def draining(self) -> int:
         """Return how many regions are being drained."""
-        return sum(r.draining_since_s is not None for r in self.regions)
+        return len(self.regions.draining)
 
     def _allocate(self, cls: SlotClass, count: int, now_s: float) -> SlotArray:
         slots = self.regions.take(cls, count)

@@ -79,6 +79,8 @@ class Regions:
         """Regions that are not to be used for now: neither empty nor cut."""
         self.leaving: set[int] = set()
         """Draining regions that are retired, not empty, once their last slot came back."""
+        self.draining: dict[int, Region] = {}
+        """Regions that no new slots are taken from, by number."""
         self.slots = 0
         self.cut_bytes = 0
         """Bytes of all slots that exist, free or not."""
@@ -143,6 +145,7 @@ class Regions:
     def drain(self, region: Region, now_s: float) -> None:
         """Take no new slots from a region; it becomes empty once all of its slots came back."""
         region.draining_since_s = now_s
+        self.draining[region.number] = region
         pool = self._pools[region.cls]
         if region in pool.open:
             pool.open.remove(region)
@@ -152,6 +155,7 @@ class Regions:
     def undrain(self, region: Region) -> None:
         """Let slots be taken from a region again."""
         region.draining_since_s = None
+        self.draining.pop(region.number, None)
         if region.top:
             self._pools[region.cls].open.append(region)
 
@@ -162,6 +166,7 @@ class Regions:
         if region in pool.open:
             pool.open.remove(region)
         self._regions[region.number] = None
+        self.draining.pop(region.number, None)
         self.slot_bytes[region.number] = 0
         self.slots -= region.count
         self.cut_bytes -= region.count * region.cls.slot_bytes
