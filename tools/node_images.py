@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Archives of the images that local nodes run, built when something they are made of changed: ours, pause, an engine's.
 
+``next-server`` is the server's image under the version that follows: what an upgrade is tried with.
+
     python -m tools.node_images [NAME ...]
 
 Each lies in the cache under a name with a fingerprint of its sources; a few older ones of the same image are kept.
@@ -21,11 +23,13 @@ from tools.images import IMAGES, ROOT, Image, ImageError, build, buildah, local_
 
 from kvpool._version import __version__
 
-__all__ = ["ENGINE", "NAMES", "PAUSE", "archive", "build_pause", "main", "reference"]
+__all__ = ["ENGINE", "NAMES", "NEXT_VERSION", "PAUSE", "archive", "build_pause", "main", "reference"]
 
 PAUSE: Final = "localhost/kvpool-pause:1"
 ENGINE: Final = Image("kvpool-test-engine", "tests/e2e/engine.Dockerfile")
-NAMES: Final = ("pause", "engine", *IMAGES)
+NAMES: Final = ("pause", "engine", *IMAGES, "next-server")
+NEXT_VERSION: Final = "{}.{}.0".format(__version__.split(".")[0], int(__version__.split(".")[1]) + 1)
+"""What servers of the image next-server say that they are."""
 _KEPT: Final = 3
 _CONTEXT: Final = ("pyproject.toml", "requirements-dev.lock", "README.md", "LICENSE", "cacheserver", "operator")
 """What .dockerignore lets into the images of ours."""
@@ -35,6 +39,8 @@ def reference(name: str) -> str:
     """The name that containers run image *name* by."""
     if name == "pause":
         return PAUSE
+    if name == "next-server":
+        return f"localhost/{IMAGES['server'].name}:{NEXT_VERSION}"
     return f"localhost/{(ENGINE if name == 'engine' else IMAGES[name]).name}:{__version__}"
 
 
@@ -44,7 +50,10 @@ def archive(name: str) -> Path:
     Raises:
         ImageError: it cannot be built here.
     """
-    sources, make = (_pause_sources(), _make_pause) if name == "pause" else (_sources(name), _builder_of(name))
+    sources, make = {
+        "pause": (_pause_sources(), _make_pause),
+        "next-server": (_sources("server"), _make_next_server),
+    }.get(name) or (_sources(name), _builder_of(name))
     folder = cache_folder() / "images"
     file = folder / f"{name}-{_fingerprint(sources, reference(name))}.tar"
     if file.exists():
@@ -104,6 +113,20 @@ def _make_pause(file: Path) -> None:
     finally:
         _call("buildah", "rm", container)
     _push(PAUSE, file)
+
+
+def _make_next_server(file: Path) -> None:
+    """The server's image with another version in its place."""
+    container = _call("buildah", "from", f"docker-archive:{archive('server')}")
+    try:
+        (version,) = Path(_call("buildah", "mount", container)).glob(
+            "opt/kvpool/lib/python3*/site-packages/kvpool/_version.py"
+        )
+        version.write_text(version.read_text().replace(f'"{__version__}"', f'"{NEXT_VERSION}"'))
+        _call("buildah", "commit", "--quiet", container, reference("next-server"))
+    finally:
+        _call("buildah", "rm", container)
+    _push(reference("next-server"), file)
 
 
 def build_pause(program: Path) -> None:

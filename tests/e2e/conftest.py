@@ -73,7 +73,13 @@ def kube(cluster: ExistingCluster) -> Kube:
 
 
 @pytest.fixture(scope="session")
-def nodes(kube: Kube) -> list[str]:
+def operators(kube: Kube) -> list[str]:
+    """Nodes of the operator's replicas as they were installed; a story that drains a node moves them."""
+    return [p["spec"]["nodeName"] for p in kube.all("pods", SYSTEM, "app.kubernetes.io/component=operator")]
+
+
+@pytest.fixture(scope="session")
+def nodes(kube: Kube, operators: list[str]) -> list[str]:
     """Two nodes."""
     found = kube.nodes()[:2]
     assert len(found) == 2, "the stories need two nodes"

@@ -12,7 +12,7 @@ __all__ = ["PORT", "Engine", "claims", "engine_pod", "prompt"]
 
 PORT = 8000
 ENVIRONMENT, MODEL = "/opt/vllm", "/opt/model"
-START_S = 180.0
+START_S = 400.0
 
 
 def claims(namespace: str, python: Path, model: Path) -> list[Object]:

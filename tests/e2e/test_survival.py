@@ -4,6 +4,7 @@
 The arena lies on the node there, so what was stored is found again by each next server.
 """
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from tests.e2e.engines import Engine, prompt
 from tests.e2e.kube import Kube
 from tests.e2e.stories import CACHED, Story, story
+from tools import node_images
 
 
 @pytest.fixture
@@ -49,7 +51,7 @@ def test_what_was_stored_outlives_kills_upgrades_and_drains_and_engines_outlive_
     kill(kube, kept, nodes[0])
     hits_again(kube, first, tokens, 1, "a kill")
 
-    upgrade(kube, kept)
+    upgrade(kube, kept)  # engines keep the connector that they started with
     for engine in (first, other):
         hits_again(kube, engine, tokens, 1, "an upgrade")
 
@@ -73,9 +75,9 @@ def kill(kube: Kube, kept: Story, node: str) -> None:
 
 
 def upgrade(kube: Kube, kept: Story) -> None:
-    """Change the pods of all servers; the operator replaces them one after the other."""
+    """Give the servers another version, and leave the engines theirs; the operator replaces one after the other."""
     before = {n: p["metadata"]["uid"] for n, p in kept.servers.pods().items()}
-    patch = '{"spec":{"env":[{"name":"E2E_ROUND","value":"another"}]}}'
+    patch = json.dumps({"spec": {"image": node_images.reference("next-server")}})
     kube.kubectl("patch", "kvp", "main", "--namespace", kept.namespace, "--type=merge", f"--patch={patch}")
 
     def replaced() -> bool:
@@ -84,7 +86,12 @@ def upgrade(kube: Kube, kept: Story) -> None:
 
     kube.wait("replaced servers", replaced, 180)
     kept.servers.wait_ready()
-    assert all(kept.servers.statistics(n)["recovered_chunks"] >= 2 for n in before)
+    for node in before:
+        found = kept.servers.statistics(node)
+        assert found["server_version"] == node_images.NEXT_VERSION
+        assert found["recovered_chunks"] >= 2
+    wanted = {node_images.NEXT_VERSION: len(before)}
+    kube.wait("versions", lambda: kube.get("kvp", "main", kept.namespace)["status"]["versions"] == wanted, 60)
 
 
 def drain(kube: Kube, kept: Story, node: str) -> None:
