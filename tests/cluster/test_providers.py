@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The portable stories on a cluster that belongs to somebody else: they run, and touch nothing but their namespaces."""
 
+import asyncio
 import contextlib
+import json
 import os
 import re
 import subprocess
@@ -9,15 +11,21 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.cluster.conftest import Caller
+from tests.chart.rendering import real_helm
+from tests.cluster.conftest import NAMESPACES, Caller, connect
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.nodes import fake_nodes
-from tests.portable.providers import ExistingProvider, KindProvider, provider
+from tests.cluster.nodes import fake_node, fake_nodes
+from tests.portable.providers import SYSTEM, ExistingProvider, KindProvider, provider
+from tools.node_images import reference
+
+from kvpool import __version__
+from kvpool_operator.cluster import Cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
 VISITOR = "a-visitor"
+IMAGES = tuple(reference(name) for name in ("operator", "server"))
 READS_ONLY = ("selfsubjectaccessreviews", "selfsubjectrulesreviews")
 
 
@@ -68,6 +76,93 @@ def test_a_cluster_that_was_promised_and_is_not_there_fails_the_run(tmp_path: Pa
     assert "unexpected skips" in promised.stdout
     assert "KIND_CLUSTER does not name" in promised.stdout
     assert stories(**absent, KVPOOL_EXPECT_CLUSTER="").returncode == 0
+
+
+class Programs:
+    """Stand-ins for kind and docker, which write down how they were called, in front of everything else on PATH."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.kubeconfig = folder / "given-kubeconfig"
+        self.images = folder / "images"
+        self.images.write_text("")
+        kind = f"""case "$1 $2" in
+            "get clusters") echo other; echo dev ;;
+            "get kubeconfig") cat {self.kubeconfig} ;;
+            "load docker-image") grep -qx "$3" {self.images} ;;
+            *) exit 2 ;;
+        esac"""
+        docker = f"""test "$1 $2" = "image inspect" && grep -qx "$3" {self.images}"""
+        for name, does in (("kind", kind), ("docker", docker)):
+            file = folder / name
+            file.write_text(f'#!/bin/sh\necho "{name} $*" >> {folder}/calls\n{does}\n')
+            file.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    def calls(self) -> list[str]:
+        return (self.folder / "calls").read_text().splitlines()
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
+    return Programs(tmp_path, monkeypatch)
+
+
+def test_kind_is_asked_for_its_cluster_and_docker_for_the_images_before_anything_is_written(
+    programs: Programs,
+) -> None:
+    real_helm()
+    assert "kind knows no cluster absent" in KindProvider({"KIND_CLUSTER": "absent"}).unavailable()
+    reason = KindProvider({"KIND_CLUSTER": "dev"}).unavailable()
+    assert reason.startswith(f"docker lacks localhost/kvpool-operator:{__version__}, localhost/kvpool-server:")
+    assert "tools.images --registry localhost" in reason
+
+    programs.images.write_text("\n".join(IMAGES))
+
+    assert KindProvider({"KIND_CLUSTER": "dev"}).unavailable() == ""
+    assert not [c for c in programs.calls() if "load" in c]
+
+
+def test_kind_gets_the_images_that_the_charts_pods_ask_for_and_the_chart_and_is_left_as_it_was(
+    control_plane: ControlPlane, programs: Programs
+) -> None:
+    """A control plane with simulated nodes takes the place of kind's cluster."""
+    programs.images.write_text("\n".join(IMAGES))
+    with ControlPlane() as apart, asyncio.Runner() as runner:
+        client = runner.run(connect(apart.admin))
+        api = Caller(runner, Cluster(client))
+        programs.kubeconfig.write_text(apart.admin.read_text())
+        for name in ("kind-a", "kind-b", "kind-c"):
+            fake_node(api, name, **{"kubernetes.io/hostname": name})
+        with KindProvider({"KIND_CLUSTER": "dev"}).place() as place:
+            deployments = place.kube.all("deployments", SYSTEM)
+            wanted = {c["image"] for d in deployments for c in d["spec"]["template"]["spec"]["containers"]}
+            text = json.dumps(deployments)
+            place.kube.apply(place.pool("one"))
+            stored = place.kube.get("kvp", "one", place.namespace)
+
+        loaded = [c.split()[3] for c in programs.calls() if c.startswith("kind load")]
+        assert all(c.endswith("--name dev") for c in programs.calls() if c.startswith("kind load"))
+        assert tuple(loaded) == IMAGES
+        assert wanted == {IMAGES[0]}
+        assert IMAGES[1] in text, "the operator makes servers of it"
+        assert (place.nodes, stored["spec"]["l1"]["size"]) == (2, "256Mi")
+
+        async def gone() -> bool:
+            found = {n["metadata"]["name"] for n in await api.cluster.list(NAMESPACES)}
+            return not found & {SYSTEM, place.namespace}
+
+        api.wait("both namespaces' end", gone, 120.0)
+        runner.run(client.close())
+
+
+def test_a_program_that_fails_is_quoted(programs: Programs) -> None:
+    real_helm()
+    programs.images.write_text("\n".join(IMAGES))
+    provider = KindProvider({"KIND_CLUSTER": "dev"})
+
+    with pytest.raises(AssertionError, match=r"kind get kubeconfig --name dev: .*given-kubeconfig"), provider.place():
+        pass
 
 
 def test_providers_say_what_they_need() -> None:

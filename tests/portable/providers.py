@@ -5,7 +5,8 @@
 
 process   the control plane of tests/cluster on loopback, with simulated nodes (the default)
 local     the same programs with two real nodes (tests/e2e)
-kind      the kind cluster that ``KIND_CLUSTER`` names; needs Docker, and the images (tools/images.py) in it
+kind      the kind cluster that ``KIND_CLUSTER`` names; needs Docker with the images of
+          ``python -m tools.images --registry localhost operator server``
 existing  whatever ``KUBECONFIG`` points to; ``E2E_CAPABILITIES`` says what it can do. Nothing outside of the namespaces
           that the run makes itself is written, so the CRD must be there.
 """
@@ -47,6 +48,8 @@ CAPABILITIES: Final = {
 }
 NODES: Final = ("portable-a", "portable-b")
 SYSTEM: Final = "kvpool-system"
+_IMAGES: Final = tuple(node_images.reference(name) for name in ("operator", "server"))
+"""What runs in pods of a cluster without a registry."""
 
 
 class Unavailable(Exception):
@@ -187,7 +190,7 @@ class LocalProvider(Provider):
 
 
 class KindProvider(Provider):
-    """An existing kind cluster, with images that were built by docker loaded into it."""
+    """An existing kind cluster, with images that docker has loaded into it. The CRD stays, as the chart leaves it."""
 
     name = "kind"
     capabilities = frozenset({"controllers", "pods", "kubelet", "crd"})
@@ -197,21 +200,27 @@ class KindProvider(Provider):
             return "KIND_CLUSTER does not name a kind cluster"
         missing = [p for p in ("kind", "docker") if shutil.which(p) is None]
         missing += [p for p in ("kubectl", "helm") if not _program(p)]
-        return f"{', '.join(missing)} missing" if missing else ""
+        if missing:
+            return f"{', '.join(missing)} missing"
+        if self.environ["KIND_CLUSTER"] not in _output(["kind", "get", "clusters"]).split():
+            return f"kind knows no cluster {self.environ['KIND_CLUSTER']}: kind create cluster --name NAME"
+        absent = [i for i in _IMAGES if not _succeeds(["docker", "image", "inspect", i])]
+        how = "python -m tools.images --registry localhost operator server"
+        return f"docker lacks {', '.join(absent)}: {how}" if absent else ""
 
     def _open(self, stack: contextlib.ExitStack) -> Place:
         cluster = self.environ["KIND_CLUSTER"]
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvpool-kind-")))
         kubeconfig = folder / "kubeconfig"
+        kubeconfig.touch(mode=0o600)
         kubeconfig.write_text(_output(["kind", "get", "kubeconfig", "--name", cluster]))
-        for name in ("operator", "server"):
-            image = node_images.reference(name)
+        for image in _IMAGES:
             _output(["kind", "load", "docker-image", image, "--name", cluster], timeout_s=300)
-        kube = Kube(_Kubectl(_program("kubectl"), kubeconfig))
-        _install(kube, Helm(Path(_program("helm"))), kubeconfig)
-        stack.callback(
-            Helm(Path(_program("helm"))).run, "uninstall", "kvpool", "--kubeconfig", kubeconfig, "-n", SYSTEM
-        )
+        kube, helm = Kube(_Kubectl(_program("kubectl"), kubeconfig)), Helm(Path(_program("helm")))
+        stack.callback(kube.kubectl, "delete", "namespace", SYSTEM, "--ignore-not-found", "--wait=false")
+        where = ("--kubeconfig", kubeconfig, "--namespace", SYSTEM)
+        stack.callback(helm.run, "uninstall", "kvpool", "--ignore-not-found", *where)
+        _install(kube, helm, kubeconfig)
         return Place(kube, _namespace(kube, stack), *_two_nodes(kube))
 
 
@@ -286,7 +295,13 @@ def _two_nodes(kube: Kube) -> tuple[Object, int]:
 
 
 def _output(command: list[str], timeout_s: float = 60.0) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=timeout_s).stdout
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout_s)
+    assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}{done.stdout}"
+    return done.stdout
+
+
+def _succeeds(command: list[str]) -> bool:
+    return subprocess.run(command, capture_output=True, check=False, timeout=60).returncode == 0
 
 
 PROVIDERS: Final[dict[str, type[Provider]]] = {
