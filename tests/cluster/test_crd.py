@@ -223,6 +223,7 @@ AT = {  # specs for values at a bound that need more around them than the schema
     ("l1", "highWatermark", "minimum"): {"l1": {**L1, "highWatermark": 1, "lowWatermark": 1}},
     ("l1", "lowWatermark", "maximum"): {"l1": {**L1, "highWatermark": 100, "lowWatermark": 100}},
     ("network", "auth", "enum"): {"network": {"auth": "None"}, "ipc": SOCKET},
+    ("network", "moverPorts", "first", "maximum"): {"network": {"moverPorts": {"first": 65535, "count": 1}}},
     ("gpuAccess", "mode", "enum"): {"gpuAccess": {"mode": "None"}},
     ("resources", "limits", "memory", "pattern"): {"resources": {"limits": {"memory": "2Gi"}}},
     ("placement", "tolerations", "[]", "operator", "enum"): toleration(key="a", operator="Equal"),

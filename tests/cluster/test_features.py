@@ -33,6 +33,13 @@ def numbers() -> Iterator[Statistics]:
         yield made
 
 
+@pytest.fixture(autouse=True)
+def usual_answers(numbers: Statistics) -> Iterator[None]:
+    """What a test lets servers say is over with it."""
+    yield
+    numbers.more = {}
+
+
 @pytest.fixture(scope="module")
 def nodes(api: Caller) -> Iterator[tuple[str, ...]]:
     with fake_nodes(api, *NODE_NAMES, **{"test/features": "yes"}) as names:
