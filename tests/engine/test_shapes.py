@@ -37,7 +37,7 @@ def test_replicas_share_what_they_store(engine_python: Path, tmp_path: Path, sma
     assert cold["tokens"] == loaded["tokens"]
 
 
-@pytest.mark.behaviour("R119", "D072")
+@pytest.mark.behaviour("R119", "D068", "D072")
 def test_ranks_that_hold_the_same_store_once_and_all_load(engine_python: Path, tmp_path: Path, cache: Server) -> None:
     """Latent attention. A hit is compared with the engine's own hit of the same length, see docs/engines.md."""
     made = prompt("latent", 1040)

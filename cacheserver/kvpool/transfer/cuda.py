@@ -215,6 +215,19 @@ class Context:
         _call("cuIpcGetMemHandle", byref(handle), address)
         return bytes(handle)
 
+    def allocate_exported(self, length: int) -> tuple[int, bytes]:
+        """Return the address of new device memory and its handle; nothing stays allocated if it cannot be exported.
+
+        Raises:
+            CudaError: out of memory, or the allocation cannot be exported.
+        """
+        address = self.allocate(length)
+        try:
+            return address, self.export(address)
+        except CudaError:
+            self.free(address)
+            raise
+
     def open(self, handle: bytes) -> int:
         """Map another process's allocation, once for each handle, until this process ends."""
         return _made("cuIpcOpenMemHandle_v2", _HandleStruct(_Handle.from_buffer_copy(handle)), _LAZY_PEER)

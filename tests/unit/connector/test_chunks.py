@@ -90,6 +90,14 @@ def test_nothing_is_remembered_by_request_id() -> None:
     assert digests(replace(request(), request_id="other"), keys) == before
 
 
+@pytest.mark.behaviour("R100")
+@pytest.mark.parametrize("hash_tokens", [0, 4])
+def test_a_missing_salt_is_no_salt(hash_tokens) -> None:
+    keys = chunk_keys(hash_tokens=hash_tokens)
+
+    assert digests(request(cache_salt=None), keys) == digests(request(cache_salt=""), keys)
+
+
 def test_an_image_in_a_later_chunk_leaves_earlier_ones_alone() -> None:
     keys = chunk_keys(hash_tokens=0)
 

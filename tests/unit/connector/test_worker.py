@@ -120,6 +120,20 @@ def test_a_load_is_reported_once_with_its_bad_blocks() -> None:
     assert bench.side.counters() == {"failed_loads": 1, "bad_blocks": 2, "loads_in_flight": 0}
 
 
+@pytest.mark.behaviour("R100")
+def test_stores_and_loads_of_several_requests_in_one_step() -> None:
+    bench = Bench()
+    work = (load("a"), load("b", start=5), store("c", start=9), store("d", start=13))
+    bench.step(plan(*work))
+
+    assert [(job.request_id, job.block_ids[0, 0]) for job in bench.transfers.loads] == [("a", 1), ("b", 5)]
+    assert [(job.request_id, job.block_ids[0, 0]) for job in bench.transfers.stores] == [("c", 9), ("d", 13)]
+    bench.transfers.end_load("b", bad={6})
+    assert bench.step(plan()) == (set(), {"b"}, {6})
+    bench.transfers.end_load("a", bad=set())
+    assert bench.step(plan()) == (set(), {"a"}, set())
+
+
 @pytest.mark.behaviour("R107")
 def test_bad_blocks_are_returned_and_cleared() -> None:
     bench = Bench()

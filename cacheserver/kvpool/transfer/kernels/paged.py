@@ -40,10 +40,10 @@ class CudaEngineDevice:
         """
         self._context, self._groups = context, groups
         self._programs, self._slot_bytes = programs, slot_bytes
-        self._base = context.allocate(2 * slots * slot_bytes)
+        self._base, handle = context.allocate_exported(2 * slots * slot_bytes)
         self.ring = Ring(
             device=context.uuid,
-            handle=context.export(self._base),
+            handle=handle,
             slot_bytes=slot_bytes,
             slots=slots,
             generation=0,
