@@ -82,9 +82,10 @@ def news(before: PoolStatus, made: PoolStatus) -> bool:
 
 
 def tally(made: PoolStatus) -> tuple[object, ...] | None:
-    """What of *made* counts pods, which come to an end; None while a rollout goes on. Traffic never does."""
+    """What of *made* comes to an end when pods stop changing; None while a rollout goes on. Traffic never does."""
     said = {c.type: c for c in made.conditions}
     if "Progressing" not in said or said["Progressing"].status == "True":
         return None
     wired = said["ClientsWired"].message if "ClientsWired" in said else ""
-    return made.servers, made.problem_nodes, made.problem_node_count, made.unwired_pods, made.unwired_pod_count, wired
+    servers = made.servers, made.capacity, made.versions, made.rollout, made.problem_nodes, made.problem_node_count
+    return *servers, made.unwired_pods, made.unwired_pod_count, wired

@@ -30,6 +30,7 @@ from kvpool_operator.desired.names import WIRED
 from kvpool_operator.errors import Busy, Conflict
 from kvpool_operator.keys import known_key
 from kvpool_operator.spec import parse_pool
+from kvpool_operator.spec.quantity import binary
 from kvpool_operator.wiring import wiring_mark
 
 __all__ = ["Outcome", "Phase", "Scale", "Size", "play", "scale"]
@@ -202,6 +203,20 @@ class Scale:
 
         self.api.wait("all clients in the statuses", lambda: _seldom(counted), 600.0)
 
+    def settle(self) -> None:
+        """Until all servers' statistics are in the statuses: each says its size, and they are read now and then."""
+        wanted = {pool: binary(count << 30) for pool, count in self._servers().items()}
+
+        async def told() -> bool:
+            found = await self.api.cluster.list(POOLS)
+            return {p["metadata"]["name"]: p["status"].get("capacity") for p in found} == wanted
+
+        self.api.wait("all servers' statistics in the statuses", lambda: _seldom(told), 600.0)
+
+    def _servers(self) -> dict[str, int]:
+        """How many servers each pool has."""
+        return {p: self.size.nodes if p == ALL else self.size.nodes_each for p in self.pools()}
+
     def measured(self, name: str, act: Callable[[], None]) -> Phase:
         """Do *act*, wait until all pools are ready and their DaemonSets say so, too; returns what it took."""
         offset, log = self.control_plane.audit_log.stat().st_size, len(self.operator.log())
@@ -228,8 +243,7 @@ class Scale:
         return all(_updated(d) for d in sets) and self._servers_as_expected(found)
 
     def _servers_as_expected(self, found: list[dict[str, Any]]) -> bool:
-        wanted = {p: self.size.nodes if p == ALL else self.size.nodes_each for p in self.pools()}
-        return {p["metadata"]["name"]: p["status"]["servers"]["ready"] for p in found} == wanted
+        return {p["metadata"]["name"]: p["status"]["servers"]["ready"] for p in found} == self._servers()
 
     def look(self) -> int:
         """Resident memory of the operator now, in bytes; the most seen is kept."""
@@ -278,6 +292,7 @@ def play(scene: Scale, idle_s: float, say: Callable[[str], None] = lambda _: Non
     say(f"a change of all pools by RollingUpdate took {rolling.seconds:.0f} s; {scene.look() // MIB} MiB resident")
     paced = scene.change("paced", lambda spec: spec.update(_another_pod("paced"), update=PACED))
     say(f"a change of all pools by Paced took {paced.seconds:.0f} s; {scene.look() // MIB} MiB resident")
+    scene.settle()
     idle = scene.writes_during(idle_s)
     say(f"{len(idle)} writes in {idle_s:.0f} s of rest")
     return Outcome(create, rolling, paced, scene.peak_bytes, tuple(idle))
