@@ -8,7 +8,16 @@ import pytest
 
 from kvpool.cli.doctor.checks import Check, Level, check_all, worst
 from kvpool.cli.doctor.command import as_text
-from kvpool.cli.doctor.facts import EngineFacts, Facts, MemoryFacts, ServerFacts, SocketFacts, TokenFacts
+from kvpool.cli.doctor.facts import (
+    EngineFacts,
+    Facts,
+    GpuFacts,
+    GpusFacts,
+    MemoryFacts,
+    ServerFacts,
+    SocketFacts,
+    TokenFacts,
+)
 
 GIB = 1 << 30
 PACKAGES = {"blake3": "1", "msgspec": "1", "numpy": "2", "pyzmq": "27", "structlog": "25"}
@@ -29,7 +38,7 @@ HEALTHY = Facts(
         round_trip_s=0.0002, descriptor_socket="/run/kvpool/s.fd",
     ),
     token=TokenFacts(path="/token", issued_ago_s=60, expires_in_s=3540, audience="pool"),
-    gpus=(),
+    gpus=GpusFacts(),
     modes=("client-moved", "streamed"),
     engine=EngineFacts(python="python", packages={**PACKAGES, "kvpool": "0.1.0", "vllm": "0.32.0"}),
 )  # fmt: skip
@@ -58,7 +67,7 @@ def test_a_healthy_machine_has_no_findings() -> None:
 
     assert [c for c in checks if c.level is not Level.OK] == []
     assert worst(checks) is Level.OK
-    assert "no NVIDIA GPU: client-moved and streamed modes" in as_text(checks)
+    assert "no CUDA device: client-moved and streamed modes" in as_text(checks)
 
 
 CASES = [
@@ -109,5 +118,59 @@ def test_a_server_over_tcp_and_no_unix_socket_is_fine() -> None:
     assert {c.name for c in check_all(facts)}.isdisjoint({"socket", "token", "engine"})
 
 
-def test_a_gpu_is_named() -> None:
-    assert finding(replace(HEALTHY, gpus=("NVIDIA H200",)), "GPU").text == "NVIDIA H200"
+GPU = GpuFacts(
+    name="NVIDIA H200", uuid="GPU-1", memory_bytes=140 * GIB, free_bytes=20 * GIB, mig=False,
+    store_bytes_per_s=54e9, load_bytes_per_s=55e9,
+)  # fmt: skip
+
+
+def gpu(**changes: Any) -> Facts:
+    return replace(HEALTHY, gpus=GpusFacts(gpus=(replace(GPU, **changes),), device_files=True))
+
+
+def test_a_gpu_is_named_with_what_it_can_do() -> None:
+    checks = [c for c in check_all(gpu()) if c.name.startswith("GPU")]
+
+    assert {c.level for c in checks} == {Level.OK}
+    assert [c.name for c in checks] == ["GPU 0", "GPU 0 handles", "GPU 0 pinning", "GPU 0 bandwidth"]
+    assert "NVIDIA H200, GPU-1, 20.0 of 140.0 GiB free" in checks[0].text
+    assert checks[3].text == "stores 54.0 GB/s, loads 55.0 GB/s, each alone"
+
+
+def test_two_gpus_are_told_apart() -> None:
+    facts = replace(HEALTHY, gpus=GpusFacts(gpus=(GPU, replace(GPU, uuid="GPU-2", handle_problem="no"))))
+
+    assert finding(facts, "GPU 0 handles").level is Level.OK
+    assert finding(facts, "GPU 1 handles").level is Level.WARN
+
+
+GPU_CASES = [
+    ("GPU", replace(HEALTHY, gpus=GpusFacts(problem="NVML: Driver Not Loaded", device_files=True)), "RuntimeClass"),
+    ("GPU 0", gpu(mig=True), "whole GPU"),
+    ("GPU 0", gpu(free_bytes=100 << 20), "ring_slots"),
+    ("GPU 0 driver", gpu(problem="cuInit: the driver does not start (999)"), "nvidia-smi"),
+    ("GPU 0 handles", gpu(handle_problem="cuIpcOpenMemHandle_v2: CUDA_ERROR_INVALID_VALUE (1)"), "same whole device"),
+    ("GPU 0 pinning", gpu(pinning_problem="cuMemHostRegister_v2: CUDA_ERROR_UNKNOWN (999)"), "tmpfs"),
+    ("GPU 0 bandwidth", gpu(load_bytes_per_s=3e9), "NUMA"),
+]
+
+
+@pytest.mark.parametrize(("name", "facts", "remedy"), GPU_CASES, ids=[f"{c[0]}-{i}" for i, c in enumerate(GPU_CASES)])
+def test_what_a_gpu_lacks_has_a_remedy_and_never_fails_a_machine(name: str, facts: Facts, remedy: str) -> None:
+    found = finding(facts, name)
+
+    assert (found.level, remedy in found.remedy) == (Level.WARN, True)
+    assert worst(check_all(facts)) is Level.WARN
+
+
+def test_no_driver_is_no_finding_and_says_so() -> None:
+    found = finding(replace(HEALTHY, gpus=GpusFacts(problem="no NVIDIA driver is visible")), "GPU")
+
+    assert (found.level, "no CUDA device" in found.text) == (Level.OK, True)
+    assert "no NVIDIA driver is visible" in found.text
+
+
+def test_nothing_is_measured_of_what_cannot_be_pinned() -> None:
+    names = [c.name for c in check_all(gpu(pinning_problem="no"))]
+
+    assert "GPU 0 bandwidth" not in names

@@ -4,7 +4,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["EngineFacts", "Facts", "MemoryFacts", "ServerFacts", "SocketFacts", "TokenFacts"]
+__all__ = ["EngineFacts", "Facts", "GpuFacts", "GpusFacts", "MemoryFacts", "ServerFacts", "SocketFacts", "TokenFacts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +84,40 @@ class EngineFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFacts:
+    """One NVIDIA GPU, and what came of trying it out; empty texts where all is well."""
+
+    name: str
+    uuid: str
+    memory_bytes: int
+    free_bytes: int
+    mig: bool
+    """Cut into instances: then nothing is tried."""
+
+    problem: str = ""
+    """Why nothing could be tried."""
+
+    handle_problem: str = ""
+    pinning_problem: str = ""
+    store_bytes_per_s: float = 0.0
+    """From the device to page-locked memory, alone; 0 if it was not measured."""
+
+    load_bytes_per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpusFacts:
+    """All GPUs that this process may see."""
+
+    gpus: tuple[GpuFacts, ...] = ()
+    problem: str = ""
+    """Why none can be seen; empty if there are some, or the driver says that there are none."""
+
+    device_files: bool = False
+    """/dev has a driver's files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """Everything."""
 
@@ -101,7 +135,7 @@ class Facts:
 
     server: ServerFacts
     token: TokenFacts | None
-    gpus: tuple[str, ...]
+    gpus: GpusFacts
     modes: tuple[str, ...]
     """Transfer modes that the client offers, in order."""
 

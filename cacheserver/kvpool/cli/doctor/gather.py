@@ -25,7 +25,7 @@ from kvpool.arena.preflight import Machine, check_folder, check_memory, memory_l
 from kvpool.arena.sizes import sizes_of
 from kvpool.cli.connect import Probe, descriptor_problem
 from kvpool.cli.doctor.facts import EngineFacts, Facts, MemoryFacts, ServerFacts, SocketFacts, TokenFacts
-from kvpool.cli.doctor.gpus import gpu_names
+from kvpool.cli.doctor.gpus import gpus_facts
 from kvpool.cli.errors import Failure
 from kvpool.cli.machine import BASE_PACKAGES, package_versions
 from kvpool.config import ClientConfig, ServerConfig
@@ -59,7 +59,7 @@ def gather(server: ServerConfig, client: ClientConfig, engine_python: str | None
         wanted_files=FILES_OF_A_SERVER + FILES_OF_A_CLIENT * server.limits.clients,
         server=_server(client, named=named),
         token=_token(client.token_file) if client.token_file else None,
-        gpus=gpu_names(),
+        gpus=gpus_facts(str(_nearest(Path(server.l1.directory)))),
         modes=tuple(client.modes),
         engine=_engine(engine_python) if engine_python else None,
     )

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tries out what mode ring needs of one device: ``python -m kvpool.cli.doctor.probe try UUID FOLDER``.
+
+The answer is one JSON object. The trial of a handle needs a second process: ``... probe open UUID HANDLE``.
+"""
+
+import ctypes
+import mmap
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from time import perf_counter
+from typing import Final, Protocol
+
+import msgspec
+
+from kvpool.transfer.cuda import Context, CudaError
+
+__all__ = ["Driver", "Probed", "open_in_child", "probe"]
+
+BYTES: Final = 256 << 20
+TIMES: Final = 4
+OPEN_S: Final = 30.0
+
+
+class Probed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What came of it; empty texts where all is well."""
+
+    problem: str = ""
+    """Why nothing could be tried."""
+
+    handle: str = ""
+    pinning: str = ""
+    store_bytes_per_s: float = 0.0
+    load_bytes_per_s: float = 0.0
+
+
+class Driver(Protocol):
+    """The part of ``kvpool.transfer.cuda.Context`` that is tried. All raise CudaError."""
+
+    def use(self) -> None:
+        """Prepare the calling thread."""
+
+    def allocate(self, length: int) -> int:
+        """Return the address of new device memory."""
+
+    def free(self, address: int) -> None:
+        """Free it."""
+
+    def export(self, address: int) -> bytes:
+        """Return a handle of an allocation for another process."""
+
+    def register(self, address: int, length: int) -> None:
+        """Page-lock host memory."""
+
+    def unregister(self, address: int) -> None:
+        """Undo that."""
+
+    def stream(self, *, urgent: bool) -> int:
+        """Return a new stream."""
+
+    def wait_stream(self, stream: int) -> None:
+        """Block until all in it is done."""
+
+    def copy_in(self, device: int, host: int, length: int, stream: int) -> None:
+        """Queue a copy to the device."""
+
+    def copy_out(self, host: int, device: int, length: int, stream: int) -> None:
+        """Queue a copy from the device."""
+
+
+def probe(
+    driver: Callable[[], Driver],
+    opens: Callable[[bytes], str],
+    directory: str,
+    clock: Callable[[], float] = perf_counter,
+    length: int = BYTES,
+) -> Probed:
+    """Try handles, pinning and copies of one device.
+
+    Args:
+        driver: opens it.
+        opens: lets another process open a handle; returns why it could not.
+        directory: folder of the host memory.
+        clock: seconds.
+        length: bytes of device and of host memory to take for it.
+    """
+    try:
+        device = driver()
+        device.use()
+        memory = device.allocate(length)
+    except CudaError as e:
+        return Probed(problem=str(e))
+    try:
+        found = _host(device, memory, directory, clock, length)
+        return msgspec.structs.replace(found, handle=_shared(device, memory, opens))
+    except (CudaError, OSError) as e:
+        return Probed(problem=str(e))
+    finally:
+        with suppress(CudaError):  # the device goes with the process
+            device.free(memory)
+
+
+def _shared(device: Driver, memory: int, opens: Callable[[bytes], str]) -> str:
+    try:
+        return opens(device.export(memory))
+    except CudaError as e:
+        return str(e)
+
+
+def _host(device: Driver, memory: int, directory: str, clock: Callable[[], float], length: int) -> Probed:
+    with tempfile.TemporaryFile(dir=directory) as file:
+        os.posix_fallocate(file.fileno(), 0, length)
+        mapping = mmap.mmap(file.fileno(), length)
+        host = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+        try:
+            device.register(host, length)
+        except CudaError as e:
+            return Probed(pinning=str(e))
+        try:
+            stream = device.stream(urgent=False)
+            store = _speed(lambda: device.copy_out(host, memory, length, stream), device, stream, clock)
+            load = _speed(lambda: device.copy_in(memory, host, length, stream), device, stream, clock)
+        finally:
+            with suppress(CudaError):
+                device.unregister(host)
+        return Probed(store_bytes_per_s=length / store, load_bytes_per_s=length / load)
+
+
+def _speed(copy: Callable[[], None], device: Driver, stream: int, clock: Callable[[], float]) -> float:
+    """Return the seconds of the quickest copy, after one that is not counted."""
+    taken = []
+    for _ in range(1 + TIMES):
+        begun_s = clock()
+        copy()
+        device.wait_stream(stream)
+        taken.append(clock() - begun_s)
+    return min(taken[1:])
+
+
+def open_in_child(uuid: str, handle: bytes) -> str:
+    """Let another process open a handle; returns why it could not."""
+    command = [sys.executable, "-m", "kvpool.cli.doctor.probe", "open", uuid, handle.hex()]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=OPEN_S, check=False)  # noqa: S603 - our own program
+    except subprocess.TimeoutExpired:
+        return f"it did not open within {OPEN_S:.0f} s"
+    if not done.returncode:
+        return ""
+    said = done.stderr.decode(errors="replace").strip().splitlines()
+    return said[-1] if said else f"its process ended with {done.returncode}"
+
+
+def _device(uuid: str) -> Context:
+    return Context.of_uuid(bytes.fromhex(uuid.removeprefix("GPU-").replace("-", "")))
+
+
+def _main(what: str, uuid: str, argument: str) -> int:
+    if what == "try":
+        found = probe(lambda: _device(uuid), lambda handle: open_in_child(uuid, handle), argument)
+        print(msgspec.json.encode(found).decode())
+        return 0
+    try:
+        device = _device(uuid)
+        device.use()
+        device.open(bytes.fromhex(argument))
+    except CudaError as e:
+        print(e, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main(*sys.argv[1:4]))

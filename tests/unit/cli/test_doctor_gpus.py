@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the doctor tries of a GPU, on a driver that is not there."""
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from kvpool.cli.doctor import gpus
+from kvpool.cli.doctor.facts import GpuFacts, GpusFacts
+from kvpool.cli.doctor.probe import Probed, open_in_child, probe
+from kvpool.transfer.cuda import CudaError
+from kvpool.transfer.mover.inventory import Gpu, InventoryError
+
+LENGTH = 1 << 16
+UUID = "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
+
+
+@dataclass
+class FakeDriver:
+    """Copies take a quarter and half of a second; *fails*: the calls that the driver refuses."""
+
+    fails: frozenset[str] = frozenset()
+    log: list[str] = field(default_factory=list)
+    now_s: float = 0.0
+
+    def _call(self, name: str, *_: object) -> int:
+        self.log.append(name)
+        if name in self.fails:
+            raise CudaError(name, 999, "refused")
+        return 7
+
+    def use(self) -> None:
+        self._call("use")
+
+    def allocate(self, length: int) -> int:
+        assert length == LENGTH
+        return self._call("allocate")
+
+    def free(self, address: int) -> None:
+        self._call("free", address)
+
+    def export(self, address: int) -> bytes:
+        self._call("export", address)
+        return b"handle"
+
+    def register(self, address: int, length: int) -> None:
+        self._call("register", address, length)
+
+    def unregister(self, address: int) -> None:
+        self._call("unregister", address)
+
+    def stream(self, *, urgent: bool) -> int:
+        return self._call("stream", urgent)
+
+    def wait_stream(self, stream: int) -> None:
+        self._call("wait", stream)
+
+    def copy_in(self, device: int, host: int, length: int, stream: int) -> None:
+        self._call("copy_in", device, host, length, stream)
+        self.now_s += 0.5
+
+    def copy_out(self, host: int, device: int, length: int, stream: int) -> None:
+        self._call("copy_out", host, device, length, stream)
+        self.now_s += 0.25
+
+
+def tried(tmp_path: Path, *fails: str, opens: str = "") -> tuple[Probed, FakeDriver]:
+    driver = FakeDriver(frozenset(fails))
+    found = probe(lambda: driver, lambda _: opens, str(tmp_path), lambda: driver.now_s, LENGTH)
+    return found, driver
+
+
+def test_a_device_that_can_do_it_all_has_its_speeds(tmp_path: Path) -> None:
+    found, driver = tried(tmp_path)
+
+    assert found == Probed(store_bytes_per_s=LENGTH / 0.25, load_bytes_per_s=LENGTH / 0.5)
+    assert driver.log[-1] == "free"
+    assert driver.log.count("register") == driver.log.count("unregister") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("fails", ["use", "allocate", "stream", "copy_in", "copy_out", "wait"])
+def test_what_stops_the_trial_is_the_problem(tmp_path: Path, fails: str) -> None:
+    found, driver = tried(tmp_path, fails)
+
+    assert found == Probed(problem=f"{fails}: refused (999)")
+    assert ("free" in driver.log) is (fails not in {"use", "allocate"})
+    assert driver.log.count("register") == driver.log.count("unregister")
+
+
+def test_a_refused_handle_does_not_keep_the_speed_from_being_measured(tmp_path: Path) -> None:
+    exported, _ = tried(tmp_path, "export")
+    opened, _ = tried(tmp_path, opens="cuIpcOpenMemHandle_v2: refused")
+
+    assert exported.handle == "export: refused (999)"
+    assert opened.handle == "cuIpcOpenMemHandle_v2: refused"
+    assert exported.store_bytes_per_s == opened.store_bytes_per_s == LENGTH / 0.25
+
+
+def test_memory_that_is_not_pinned_is_said_and_not_measured(tmp_path: Path) -> None:
+    found, _ = tried(tmp_path, "register")
+
+    assert found == Probed(pinning="register: refused (999)")
+
+
+def test_a_device_that_fails_to_the_end_still_has_its_first_problem(tmp_path: Path) -> None:
+    found, _ = tried(tmp_path, "copy_out", "unregister", "free")
+
+    assert found == Probed(problem="copy_out: refused (999)")
+
+
+def device(number: int, *, mig: bool = False) -> Gpu:
+    return Gpu(uuid=f"GPU-{number}", name="H200", memory_bytes=9, free_bytes=5, mig=mig)
+
+
+def test_each_whole_gpu_is_tried(tmp_path: Path) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def tries(uuid: str, folder: str) -> Probed:
+        asked.append((uuid, folder))
+        return Probed(handle="no", store_bytes_per_s=2.0)
+
+    found = gpus.gpus_facts("shared", lambda: [device(0), device(1, mig=True)], tries, tmp_path)
+
+    assert asked == [("GPU-0", "shared")]
+    assert found.device_files
+    assert found.gpus[0] == GpuFacts(
+        name="H200", uuid="GPU-0", memory_bytes=9, free_bytes=5, mig=False, handle_problem="no", store_bytes_per_s=2.0
+    )
+    assert found.gpus[1].mig
+
+
+def test_no_driver_is_told_by_its_reason(tmp_path: Path) -> None:
+    def fails() -> list[Gpu]:
+        raise InventoryError("no NVIDIA driver is visible")
+
+    assert gpus.gpus_facts("shared", fails, None, tmp_path / "none") == GpusFacts(problem="no NVIDIA driver is visible")
+
+
+def test_a_device_that_is_not_there_is_the_problem(tmp_path: Path) -> None:
+    """The real programs: without a driver they say that there is none, with one that this device is not visible."""
+    found = gpus.probe_in_child(UUID, str(tmp_path))
+
+    assert "libcuda.so.1" in found.problem or "not visible" in found.problem
+    assert open_in_child(UUID, bytes(64))
+
+
+@pytest.mark.parametrize(
+    ("program", "problem"),
+    [("import time; time.sleep(60)", "did not answer within"), ("raise SystemExit('broken')", "ended with 1: broken")],
+)
+def test_a_trial_that_hangs_or_dies_is_the_answer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str, problem: str
+) -> None:
+    fake = tmp_path / "python"
+    fake.write_text(f"#!{sys.executable}\n{program}\n")
+    fake.chmod(0o755)
+    monkeypatch.setattr(gpus.sys, "executable", str(fake))
+    monkeypatch.setattr(gpus, "PROBE_S", 2.0)
+
+    assert problem in gpus.probe_in_child(UUID, str(tmp_path)).problem
