@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from kubernetes.aio.client import ApiClient, Configuration
 
-from kvpool_operator.cluster import POOLS, Cluster
+from kvpool_operator.cluster import PODS, POOLS, Cluster
 from kvpool_operator.errors import Busy, Forbidden
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -74,6 +74,31 @@ def test_an_event_of_a_megabyte_is_one_event() -> None:
     (found,) = run(sending(line("ADDED", text="x" * 1_000_000)), events)
 
     assert len(found[1]["text"]) == 1_000_000
+
+
+async def pods(cluster: Cluster) -> list[str]:
+    return [pod["metadata"]["name"] async for pod in cluster.each(PODS, "models", "a=b")]
+
+
+def test_pods_come_page_by_page() -> None:
+    asked: list[dict[str, str]] = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        asked.append(dict(request.query))
+        first = "continue" not in request.query
+        names, more = (("p1", "p2"), "here") if first else (("p3",), "")
+        return web.json_response({"metadata": {"continue": more}, "items": [{"metadata": {"name": n}} for n in names]})
+
+    assert run(handler, pods) == ["p1", "p2", "p3"]
+    assert [(q["labelSelector"], q.get("continue")) for q in asked] == [("a=b", None), ("a=b", "here")]
+
+
+def test_a_page_that_is_none_passes() -> None:
+    async def handler(_: web.Request) -> web.StreamResponse:
+        return web.Response(text='{"metadata": {}, "items": [')
+
+    with pytest.raises(Busy):
+        run(handler, pods)
 
 
 def test_answers_are_asked_for_as_they_are() -> None:
