@@ -19,6 +19,7 @@ from tests.cluster.test_wiring import annotations, body, create, environment
 from tests.cluster.webhooks import NAMESPACE, deployment
 from tests.fakes.clients import FakeEngine, digests, until
 from tests.fakes.server_process import ServerProcess
+from tests.fakes.tenants import BLOCKS, check_apart
 
 from kvpool.client.link import Link
 from kvpool.config import ClientConfig, decode_client
@@ -34,6 +35,9 @@ from kvpool_operator.surroundings import Surroundings
 pytestmark = pytest.mark.cluster
 
 Pod = dict[str, Any]
+
+SIZE_BYTES = 64 << 20
+SHARE_PERCENT = 25
 
 
 @dataclass
@@ -81,6 +85,12 @@ class Place:
         answer = self.api(self.api.cluster._call("POST", path, {}, body=request))
         return str(answer["status"]["token"])
 
+    def engine(self, pod: Pod, model: str = "m") -> FakeEngine:
+        """An engine in *pod*."""
+        config = msgspec.structs.asdict(self.client(pod))
+        config.pop("modes")
+        return FakeEngine(config.pop("server"), blocks=BLOCKS, model=model, **config)
+
     def verdict(self, config: ClientConfig) -> UncachedReason | None:
         link = Link(config, ClientKind.PROBE)
         link.start()
@@ -97,11 +107,12 @@ def place(api: Caller, control_plane: ControlPlane, tmp_path_factory: pytest.Tem
     own, allowed, stranger = (make_namespace(api, "baseline") for _ in range(3))
     folder = tmp_path_factory.mktemp("identity")
     public = make_key(str(folder / "key"))
-    make_pool(api, own, clients={"allowedNamespaces": [allowed]})
+    shares = [{"tenant": namespace, "l1Percent": SHARE_PERCENT} for namespace in (own, allowed)]
+    make_pool(api, own, clients={"allowedNamespaces": [allowed]}, tenants={"quotas": shares})
     api(api.cluster.apply_status(own, "a", {"serverKey": public}))
     with (
         deployment(control_plane, api, control_plane.admin) as hooks,
-        ServerProcess(folder, **server_sections(api, own, folder, public)) as server,
+        ServerProcess(folder, size_bytes=SIZE_BYTES, **server_sections(api, own, folder, public)) as server,
     ):
         hooks.add()
         until(lambda: server.endpoints, 30)
@@ -119,7 +130,7 @@ def server_sections(api: Caller, namespace: str, folder: Path, public: str) -> d
     for issuer in rendered["auth"]["issuers"]:
         issuer["keys_file"] = str(folder / "issuer.jwks")
     listen = {"socket_path": "", "tcp_host": "127.0.0.1", "tcp_port": 0, "curve_key_file": str(folder / "key")}
-    return {"listen": listen, "auth": rendered["auth"]}
+    return {"listen": listen, "auth": rendered["auth"], "l1": {"quotas": rendered["l1"]["quotas"]}}
 
 
 def test_pods_of_the_pools_and_of_an_allowed_namespace_are_admitted(place: Place) -> None:
@@ -153,12 +164,7 @@ def test_namespaces_are_tenants_that_share_nothing(place: Place) -> None:
     keys = digests(3)
     first, second, third = place.pod(place.own, "a1"), place.pod(place.own, "a2"), place.pod(place.allowed, "b1")
 
-    def engine(pod: Pod) -> FakeEngine:
-        config = msgspec.structs.asdict(place.client(pod))
-        config.pop("modes")
-        return FakeEngine(config.pop("server"), **config)
-
-    with engine(first) as one, engine(second) as two, engine(third) as stranger:
+    with place.engine(first) as one, place.engine(second) as two, place.engine(third) as stranger:
         for each in (one, two, stranger):
             each.healthy()
         one.blocks.fill(1)
@@ -170,3 +176,14 @@ def test_namespaces_are_tenants_that_share_nothing(place: Place) -> None:
         stranger.store(keys)
         assert two.load(two.lookup(keys, "again"), 100, request_id="again") == frozenset()
         assert (two.bytes_of(100, 3) == one.bytes_of(0, 3)).all(), "what the other tenant stored is its own"
+
+
+@pytest.mark.timeout(180)
+def test_a_namespace_keeps_its_share_whatever_pods_of_another_one_do(place: Place) -> None:
+    """Two tenants' pods with the API server's own tokens, and the quotas of the pool's spec."""
+    kept, loud = place.pod(place.own, "kept"), place.pod(place.allowed, "loud")
+    with place.engine(kept, "apart") as mine, place.engine(loud, "apart") as theirs:
+        mine.healthy()
+        theirs.healthy()
+
+        check_apart(mine, theirs, SIZE_BYTES * SHARE_PERCENT // 100, "apart")

@@ -33,7 +33,7 @@ def check_bytes(engine: FakeEngine, keys: bytes) -> None:
     engine.scheduler.end(request)
 
 
-def check_apart(mine: FakeEngine, theirs: FakeEngine, share_bytes: int) -> None:
+def check_apart(mine: FakeEngine, theirs: FakeEngine, share_bytes: int, model: str = "m") -> None:
     """Both are healthy; each has a share of *share_bytes* and the same model, prompts and names as the other."""
     keys = digests(KEPT, "prompt")
     mine.blocks.fill(1)
@@ -43,12 +43,12 @@ def check_apart(mine: FakeEngine, theirs: FakeEngine, share_bytes: int) -> None:
     assert hits(theirs, keys) == 0, "it reads nothing"
 
     theirs.blocks.fill(2)
-    for call in theirs.scheduler.clear("m"):
+    for call in theirs.scheduler.clear(model):
         assert call.result()[0].chunks == 0, "it clears nothing"
     theirs.store(keys)
     check_bytes(mine, keys)
     check_bytes(theirs, keys)
-    for call in theirs.scheduler.clear("m"):
+    for call in theirs.scheduler.clear(model):
         assert call.result()[0].chunks == KEPT, "its own"
     check_bytes(mine, keys)
 
