@@ -57,9 +57,12 @@ async def servers(cluster: Cluster, pool: Pool, now: dt.datetime) -> tuple[Serve
     return tuple(sorted((_seen_from(p, lost) for p in pods), key=lambda p: (p.node, p.name)))
 
 
-async def refusal(cluster: Cluster, pool: Pool, state: DaemonSetState | None, pods: int) -> str:
-    """Why the DaemonSet's controller cannot make pods, in the API server's words; empty if it can."""
-    if state is None or not state.settled or pods >= state.desired:
+async def refusal(cluster: Cluster, pool: Pool, state: DaemonSetState | None, servers: Collection[ServerPod]) -> str:
+    """Why the DaemonSet's controller cannot make pods, in the API server's words; empty if it can.
+
+    Asked only where no server is ready: a rollout misses some at each moment, and leaves thousands of events behind.
+    """
+    if state is None or not state.settled or len(servers) >= state.desired or any(p.ready for p in servers):
         return ""
     about = f"regarding.kind=DaemonSet,regarding.name={names.daemon_set(pool)},reason=FailedCreate"
     found = await cluster.list(EVENTS, pool.namespace, fields=about)

@@ -250,7 +250,7 @@ class Reconciler:
             node_gpus=await self.surroundings.node_gpus() if gpu.has_gpus(pool) else {},
             request_bytes=memory.request_bytes(pool),
             startup_s=memory.startup_s(pool),
-            pods_refused=await observe.refusal(self.cluster, pool, state, len(servers)),
+            pods_refused=await observe.refusal(self.cluster, pool, state, servers),
             error=error,
         )
 

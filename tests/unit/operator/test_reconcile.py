@@ -34,6 +34,7 @@ class Api:
         self.clients: list[dict[str, Any]] = []
         self.asked: list[tuple[str, str]] = []
         self.broken = ""
+        self.nodes = NODES
 
     def _asked(self, verb: str, plural: str) -> None:
         self.asked.append((verb, plural))
@@ -51,7 +52,7 @@ class Api:
     async def list(self, kind: Any, _namespace: str = "", labels: str = "", **_: Any) -> list[dict[str, Any]]:
         self._asked("list", kind.plural)
         if kind.plural == "pods":
-            return self.clients if "!=server" in labels else [self._server(node) for node in NODES]
+            return self.clients if "!=server" in labels else [self._server(node) for node in self.nodes]
         if kind.plural == "controllerrevisions":
             owner = [{"uid": "uid-DaemonSet"}]
             labelled = {"name": "r", "labels": {"controller-revision-hash": self.revision}, "ownerReferences": owner}
@@ -204,6 +205,16 @@ def test_what_could_not_be_read_is_read_by_the_next_pass(passes: Passes, plural:
     passes.look()
 
     assert passes.api.pool["status"]["unwiredPodCount"] == 1
+
+
+def test_why_pods_are_missing_is_asked_only_where_no_server_is_ready(passes: Passes) -> None:
+    passes.api.nodes = ("n1",)
+    passes.reconciler.changed(KEY, Part.SERVERS)
+    assert ("list", "events") not in passes.look()
+
+    passes.api.nodes = ()
+    passes.reconciler.changed(KEY, Part.SERVERS)
+    assert ("list", "events") in passes.look()
 
 
 def test_a_pool_at_rest_is_written_by_nobody(passes: Passes) -> None:
