@@ -109,7 +109,8 @@ def _connect(address: str, timeout_s: float) -> socket.socket:
     kind, _, where = address.partition(":")
     if kind != "unix":
         host, _, port = where.rpartition(":")
-        connection = socket.create_connection((host, int(port)), timeout_s)
+        # An address of the newer family stands in brackets.
+        connection = socket.create_connection((host.strip("[]"), int(port)), timeout_s)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
