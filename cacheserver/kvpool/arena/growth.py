@@ -6,6 +6,8 @@ pieces, so that neither a stop nor a region that is needed at once waits long. A
 reserved by whoever formats it.
 """
 
+import contextlib
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -15,8 +17,12 @@ from kvpool.model.errors import PoolFull
 
 __all__ = ["Growth"]
 
-_RESERVE_PIECE: Final = 64 << 20
-_TOUCH_PIECE: Final = 8 << 20
+_RESERVE_PIECE: Final = 8 << 20
+_TOUCH_PIECE: Final = 1 << 20
+"""About a millisecond each, for which a region that is needed at once may have to wait."""
+
+_NICE: Final = 10
+"""Above the process's own: who waits for an answer goes first. Not the most: a piece must not take for ever."""
 
 
 class Growth:
@@ -55,6 +61,9 @@ class Growth:
             thread.join()
 
     def _run(self, segments: Sequence[Segment]) -> None:
+        thread = threading.get_native_id()
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICE)
         try:
             for segment in segments:
                 self._all(segment.grow, _RESERVE_PIECE)
