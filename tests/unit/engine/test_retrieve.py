@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import numpy as np
 import pytest
 from tests.fakes.arena import PAGE, MemoryArena
 from tests.fakes.engines import FakeClient, digests, engine, fresh_id, namespace
@@ -157,6 +158,22 @@ def test_a_chunk_with_a_wrong_checksum_is_never_found_again(eng: Engine, client:
 
     assert client.found(digests(0, 1, 2)) == 1
     assert eng.numbers().counters["kvpool_checksum_mismatches_total"] == 1
+    assert eng.numbers().slots_used == 2
+
+
+def test_what_a_mover_found_damaged_is_never_found_again_and_counted_once(
+    eng: Engine, client: FakeClient, held: bytes
+) -> None:
+    slots = client.read(held, 0, 3).placements["slot"].astype(np.int64)
+    eng.movers.hold(slots)
+    eng.movers.damaged(slots[1:2])
+    eng.movers.damaged(slots[1:2])
+
+    assert client.vouch(held, 0, 3, bad=[0, 1, 0]) == [VOUCHED, LOST, VOUCHED]
+    assert client.found(digests(0, 1, 2)) == 1
+    assert eng.numbers().counters["kvpool_checksum_mismatches_total"] == 1
+    assert eng.numbers().slots_used == 3, "the mover may still read it"
+    eng.movers.let_go(slots)
     assert eng.numbers().slots_used == 2
 
 

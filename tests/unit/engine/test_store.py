@@ -129,6 +129,30 @@ def test_a_store_id_is_used_once_at_a_time(client: FakeClient) -> None:
         client.prepare(digests(1), store_id=store_id)
 
 
+def test_chunks_with_and_without_a_checksum_are_committed_together(
+    eng: Engine, client: FakeClient, arena: MemoryArena
+) -> None:
+    store_id, rows = client.prepare(digests(0, 1, 2))
+    sums = bytes(range(48))
+
+    ends = eng.commit_store(client.client_id, store_id, b"\1\0\1", sums, np.array([1, 0, 0], dtype=np.uint8), 0.0)
+
+    assert ends.tolist() == [STORED, ABANDONED, STORED]
+    kept = arena.rows(rows["slot"][[0, 2]])
+    assert kept["checksum_kind"].tolist() == [1, 0]
+    assert kept["checksum"][0].tobytes() == bytes(range(16))
+
+
+@pytest.mark.parametrize("kinds", [[1], [1, 1, 1], [1, 9]], ids=str)
+def test_kinds_that_are_not_one_a_chunk_or_not_known_are_refused(
+    eng: Engine, client: FakeClient, kinds: list[int]
+) -> None:
+    store_id, _ = client.prepare(digests(0, 1))
+
+    with pytest.raises(Malformed):
+        eng.commit_store(client.client_id, store_id, b"\1\1", bytes(32), np.array(kinds, dtype=np.uint8), 0.0)
+
+
 @pytest.mark.parametrize(
     ("marks", "sums", "kind"),
     [(b"\1", b"", 0), (b"\1\1", b"x" * 16, 1), (b"\1\1", b"", 1), (b"\1\1", b"x" * 32, 99)],

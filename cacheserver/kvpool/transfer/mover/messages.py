@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the server, a mover and its client say to each other. All three are of one version: nothing here is negotiated.
+"""What the server, a mover and its client say to each other. Nothing here is negotiated.
+
+A mover is of its server's version; a client may be one release older or newer, so fields between those two come with a
+default under which the other side does nothing wrong.
 
 The client names chunks by a *grant* that the server gave to the mover, never by address: it can reach no other bytes.
 """

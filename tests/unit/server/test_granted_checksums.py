@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Of which stored chunks a mover is asked for a checksum."""
+
+import numpy as np
+import pytest
+
+from kvpool.metrics.numbers import Numbers
+from kvpool.model.checksum import PREFERRED
+from kvpool.model.slots import CHECK, PLACEMENT, Disposition
+from kvpool.server.granted import Granted
+from kvpool.transfer.mover.messages import Direction
+
+
+class Movers:
+    """Notes what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[bytes] = []
+
+    def grant(self, mover_id: bytes, name: bytes, way: Direction, rows: np.ndarray, checks: bytes) -> bool:
+        assert (mover_id, way, len(name)) == (b"m", Direction.STORE, 8)
+        assert not checks or len(checks) == len(rows) * CHECK.itemsize
+        self.asked.append(checks)
+        return True
+
+
+class Claims:
+    def hold(self, slots: np.ndarray) -> None:
+        assert not len(slots)
+
+
+def kinds(share: float, stores: list[list[int]]) -> list[list[int]]:
+    """Kinds that were asked for; each store is a list of dispositions."""
+    movers = Movers()
+    granted = Granted(movers, Claims(), Numbers(), share)  # type: ignore[arg-type]
+    for number, dispositions in enumerate(stores):
+        rows = np.zeros(len(dispositions), dtype=PLACEMENT)
+        rows["disposition"] = dispositions
+        granted.grant(b"m", Direction.STORE, (b"c", bytes([number])), rows, 0.0)
+    return [np.frombuffer(checks, dtype=CHECK)["kind"].tolist() for checks in movers.asked]
+
+
+WRITE, PRESENT = int(Disposition.WRITE), int(Disposition.PRESENT)
+
+
+def test_a_quarter_is_every_fourth_chunk_also_over_several_stores() -> None:
+    found = kinds(0.25, [[WRITE] * 3, [WRITE] * 3, [WRITE] * 6])
+
+    assert found == [[], [PREFERRED, 0, 0], [0, PREFERRED, 0, 0, 0, PREFERRED]]
+
+
+def test_what_is_not_written_has_none_and_does_not_count() -> None:
+    assert kinds(0.5, [[WRITE, PRESENT, PRESENT, WRITE, WRITE]]) == [[0, 0, 0, PREFERRED, 0]]
+
+
+def test_all_or_none() -> None:
+    assert kinds(1.0, [[WRITE, PRESENT, WRITE]]) == [[PREFERRED, 0, PREFERRED]]
+    assert kinds(0.0, [[WRITE, WRITE]]) == [[]]
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.999])
+def test_the_share_is_kept_over_many_stores_of_any_size(share: float) -> None:
+    sizes = np.random.default_rng(1).integers(1, 40, 250).tolist()
+
+    found = sum(sum(k > 0 for k in row) for row in kinds(share, [[WRITE] * n for n in sizes]))
+
+    assert abs(found - share * sum(sizes)) <= 1
