@@ -105,7 +105,7 @@ def measure(rate: float, seconds: float) -> Found:
         install_crd(api)
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
         api(api.cluster.create(NAMESPACES, "", body))
-        with deployment(control_plane, api, control_plane.admin) as hooks:
+        with deployment(control_plane, api, control_plane.admin, timeout_s=5) as hooks:  # the chart's
             begun_s = time.perf_counter()
             first = hooks.add()
             found.start_s = time.perf_counter() - begun_s
@@ -150,7 +150,7 @@ def cells(found: Found) -> tuple[Cell, ...]:
             spread=times(found.hooked_s),
         ),
         Cell(name="lost", what="pods refused or left unwired", unit="pods", value=found.lost),
-        Cell(name="resident", what="of one replica at the end", unit="MiB", value=found.resident_bytes / MIB),
+        Cell(name="resident", what="of one replica at most", unit="MiB", value=found.resident_bytes / MIB),
         Cell(name="start", what="of a replica, to ready, certificates made", unit="s", value=found.start_s),
     )
 

@@ -4,12 +4,14 @@
 import base64
 import datetime as dt
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.cluster.conftest import NAMESPACES, Caller
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.creating import Creator, Tally
+from tests.cluster.pki import Authority
 from tests.cluster.processes import wait_for
 from tests.cluster.webhooks import NAMESPACE, Deployment, Replica, deployment
 
@@ -94,6 +96,44 @@ def test_certificates_are_replaced_again_and_again_under_load(
 
         all_were_wired(creator.tally, 200)
         assert any(bundle.count(b"BEGIN CERTIFICATE") == 2 for bundle in seen), "both authorities at a time"
+
+
+@pytest.mark.timeout(120)
+def test_a_certificate_that_somebody_else_renews_is_taken_under_load(
+    api: Caller, control_plane: ControlPlane, place: None, namespace: str, tmp_path: Path
+) -> None:
+    """As with cert-manager: its authority is published by somebody else, and its pair is mounted."""
+    authority = Authority(tmp_path / "pki")
+    mount(tmp_path, authority, "first")
+    folder = {"KVPOOL_WEBHOOK_CERTIFICATE_FOLDER": str(tmp_path / "mounted")}
+    with deployment(control_plane, api, control_plane.admin, **folder) as hooks:
+        bundle = base64.b64encode(authority.file.read_bytes()).decode()
+        api(api.cluster.apply_bundle(hooks.configuration, hooks.hooks(), bundle))
+        replicas = [hooks.add(), hooks.add()]
+
+        def served() -> list[int]:
+            return [r.log().count("certificate.served") for r in replicas]
+
+        with Creator(control_plane.admin, namespace, RATE) as creator:
+            for renewal in (2, 3):
+                mount(tmp_path, authority, f"renewed-{renewal}")
+                wait_for("the new pair", lambda renewal=renewal: served() == [renewal, renewal])
+            before = creator.tally.wired
+            wait_for("some more pods", lambda: creator.tally.wired > before + 50)
+
+        all_were_wired(creator.tally, 50)
+    with pytest.raises(Absent):
+        api(api.cluster.get(SECRETS, NAMESPACE, "kvpool-webhook"))
+
+
+def mount(folder: Path, authority: Authority, version: str) -> None:
+    """Put a fresh pair where the admission server reads it, as the kubelet does: both files at once."""
+    made = folder / version
+    made.mkdir()
+    for source, name in zip(authority.serving(version, ["127.0.0.1"]), ("tls.crt", "tls.key"), strict=True):
+        source.rename(made / name)
+    (folder / "fresh").symlink_to(made)
+    (folder / "fresh").rename(folder / "mounted")
 
 
 def put_secret(api: Caller, certificates: Certificates) -> None:

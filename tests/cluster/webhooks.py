@@ -27,6 +27,10 @@ __all__ = ["Balancer", "Deployment", "Replica", "deployment"]
 NAMESPACE = "webhook-system"
 _ROOT = Path(__file__).parents[2]
 _LOOK_S = 0.05
+_LINGER_S = "5"
+"""Less than by default, since nothing but this process must see that a replica leaves; a busy machine takes a while."""
+_TIMEOUT_S = 30
+"""As long as an API server may wait at all: these tests are about answers that are lost, not about slow ones."""
 
 
 @dataclass
@@ -54,7 +58,7 @@ class Replica:
             "KVPOOL_WEBHOOK_PORT": str(self.port),
             "KVPOOL_WEBHOOK_HEALTH_PORT": str(self.health_port),
             "KVPOOL_WEBHOOK_SCRATCH_FOLDER": str(self.scratch),
-            "KVPOOL_WEBHOOK_LINGER_S": "2",
+            "KVPOOL_WEBHOOK_LINGER_S": _LINGER_S,
             "KVPOOL_WEBHOOK_LOOK_S": "0.5",
             **self.more,
         }
@@ -83,9 +87,10 @@ class Replica:
         raise KeyError(series)
 
     def resident_bytes(self) -> int:
+        """The most that was ever resident."""
         pid = self.control_plane.processes.running[self.name].pid
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmRSS"))
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
 
     def stop(self, grace_s: float = 15.0) -> None:
         self.control_plane.processes.stop(self.name, grace_s=grace_s)
@@ -102,10 +107,15 @@ class Balancer:
         self.replicas: list[Replica] = []
         self.connections = 0
         self._turn = 0
-        self.ready: list[Replica] = []
+        self._well: set[int] = set()
         self._open: set[asyncio.StreamWriter] = set()
         self._started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="balancer", daemon=True)
+
+    @property
+    def ready(self) -> list[Replica]:
+        """Replicas that new connections go to."""
+        return [r for r in list(self.replicas) if id(r) in self._well]
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -133,10 +143,20 @@ class Balancer:
                 await writer.wait_closed()
 
     async def _look(self) -> None:
-        while True:
-            asked = list(self.replicas)
-            well = await asyncio.gather(*(asyncio.to_thread(r.ready) for r in asked))
-            self.ready = [r for r, good in zip(asked, well, strict=True) if good]
+        """Ask each replica for itself: one that takes its time to answer keeps no news of another back."""
+        async with asyncio.TaskGroup() as watches:
+            known: set[int] = set()
+            while True:
+                for replica in list(self.replicas):
+                    if id(replica) not in known:
+                        known.add(id(replica))
+                        watches.create_task(self._watch(replica))
+                await asyncio.sleep(_LOOK_S)
+
+    async def _watch(self, replica: Replica) -> None:
+        while any(r is replica for r in self.replicas):
+            change = self._well.add if await asyncio.to_thread(replica.ready) else self._well.discard
+            change(id(replica))
             await asyncio.sleep(_LOOK_S)
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -194,12 +214,13 @@ class Deployment:
         replica.stop()
         self.balancer.replicas.remove(replica)
 
-    def install(self, helm: Helm, values: Object | None = None) -> None:
+    def install(self, helm: Helm, values: Object | None = None, timeout_s: int = _TIMEOUT_S) -> None:
         """The chart's hooks, reached by the balancer's address."""
         objects = helm.template(values, release="kvpool", namespace=NAMESPACE)
         body = only(objects, "MutatingWebhookConfiguration", webhook=True)
         for hook in body["webhooks"]:
             path = hook["clientConfig"].pop("service")["path"]
+            hook["timeoutSeconds"] = timeout_s
             hook["clientConfig"]["url"] = f"https://127.0.0.1:{self.balancer.port}{path}"
         assert self.api(self.api.cluster.create(HOOKS, "", body))
 
@@ -213,11 +234,13 @@ class Deployment:
 
 
 @contextlib.contextmanager
-def deployment(control_plane: ControlPlane, api: Caller, kubeconfig: Path, **more: str) -> Iterator[Deployment]:
+def deployment(
+    control_plane: ControlPlane, api: Caller, kubeconfig: Path, *, timeout_s: int = _TIMEOUT_S, **more: str
+) -> Iterator[Deployment]:
     """Hooks and a balancer; replicas are the test's to add."""
     with Balancer() as balancer:
         made = Deployment(control_plane, api, balancer, kubeconfig, more)
-        made.install(real_helm())
+        made.install(real_helm(), timeout_s=timeout_s)
         try:
             yield made
         finally:
