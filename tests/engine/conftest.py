@@ -6,10 +6,12 @@ import hashlib
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.engine.harness import PATIENCE
+from tests.engine.nursery import nursery
 
 ROOT = Path(__file__).resolve().parents[2]
 MAKER = Path(__file__).resolve().parent / "make_model.py"
@@ -24,27 +26,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def engine_python() -> Path:
+def engine_python() -> Iterator[Path]:
     """Python of the pinned engine environment, installed once."""
     made = subprocess.run(
         [sys.executable, ROOT / "tools" / "vllm_env.py"], stdout=subprocess.PIPE, text=True, check=True
     )
-    return Path(made.stdout.strip())
+    python = Path(made.stdout.strip())
+    with nursery(python):
+        yield python
 
 
 def model(python: Path, size: str) -> Path:
-    """Folder of a model with random weights, made once for each version of its maker and environment."""
+    """Folder of a model with random weights, made once for each version of its maker and environment.
+
+    All are made at once: starting the maker takes longer than making one.
+    """
     version = hashlib.sha256(MAKER.read_bytes() + str(python.parents[1].name).encode()).hexdigest()[:12]
-    folder = python.parents[2] / "models" / f"{size}-{version}"
-    folder.parent.mkdir(exist_ok=True)
-    with (folder.parent / f"{folder.name}.lock").open("w") as lock:
+    place = python.parents[2] / "models"
+    place.mkdir(exist_ok=True)
+    with (place / f"{version}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            partial = folder.with_name(f"{folder.name}.partial")
+        if not (place / f"{size}-{version}").exists():
+            partial = place / f"{version}.partial"
             shutil.rmtree(partial, ignore_errors=True)
-            subprocess.run([python, MAKER, partial, size], check=True)
-            partial.rename(folder)
-    return folder
+            subprocess.run([python, MAKER, partial], check=True)
+            for made in partial.iterdir():
+                shutil.rmtree(place / f"{made.name}-{version}", ignore_errors=True)
+                made.rename(place / f"{made.name}-{version}")
+            partial.rmdir()
+    return place / f"{size}-{version}"
 
 
 @pytest.fixture(scope="session")

@@ -24,6 +24,8 @@ from pathlib import Path
 from time import monotonic
 
 import msgspec
+from tests.engine.nursery import Forked, forked
+from tools.vllm_env import chosen_version
 
 from kvpool.client.link import Link
 from kvpool.config import ClientConfig
@@ -115,12 +117,21 @@ class Nodes:
 class Group:
     """A process group with a log file."""
 
-    def __init__(self, command: list[str], environ: dict[str, str], log: Path, **pipes: object) -> None:
+    def __init__(self, process: subprocess.Popen | Forked, log: Path) -> None:
+        self.process = process
         self.log = log
+        self._ended = False
+
+    @classmethod
+    def of(cls, command: list[str], environ: dict[str, str], log: Path, **pipes: object) -> "Group":
+        """Start *command* as a group of its own."""
         with log.open("ab") as out:
             pipes.setdefault("stdout", out)
-            self.process = subprocess.Popen(
-                command, env=os.environ | environ, stderr=out, start_new_session=True, cwd=log.parent, **pipes
+            return cls(
+                subprocess.Popen(
+                    command, env=os.environ | environ, stderr=out, start_new_session=True, cwd=log.parent, **pipes
+                ),
+                log,
             )
 
     def tail(self, lines: int = 40) -> str:
@@ -135,7 +146,10 @@ class Group:
             os.killpg(self.process.pid, number)
 
     def end(self, first: int = signal.SIGTERM) -> None:
-        """Ask the first process to end and its helpers with it; in the end, end all of the group by force."""
+        """Ask the first process to end and its helpers with it; in the end, end the group by force. Idempotent."""
+        if self._ended:
+            return
+        self._ended = True
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.process.pid, first)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -199,12 +213,17 @@ class Server:
         """Start it and wait until it answers."""
         command = [sys.executable, "-m", "kvpool.cli.main", "server", "--config", str(self._config)]
         command = self.node.command(command) if self.node is not None else command
-        self._group = Group(command, {"PYTHONPATH": str(ROOT / "cacheserver")}, self.folder / "server.log")
+        self._group = Group.of(command, {"PYTHONPATH": str(ROOT / "cacheserver")}, self.folder / "server.log")
         if self._probe is None:
             self._probe = Link(ClientConfig(server=f"ipc://{self.socket}", **self._credentials), ClientKind.PROBE)
             self._probe.start()
         assert self._probe.wait_healthy(START_S), self._group.tail()
         return self
+
+    @property
+    def running(self) -> bool:
+        """True between ``start`` and its end."""
+        return self._group is not None
 
     def kill(self) -> None:
         """End it without a chance to clean up."""
@@ -308,13 +327,14 @@ class Engine:
             threads: cores of each rank.
             options: for ``vllm.LLM``, and what ``engine_worker`` adds.
         """
-        self._group = Group(
-            [str(python), str(HERE / "engine_worker.py")],
-            engine_environ(threads) | {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(workers))},
-            folder / f"engine-{monotonic():.3f}.log",
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
+        environ = engine_environ(threads) | {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(workers))}
+        log = folder / f"engine-{monotonic():.6f}.log"
+        child = None if workers else forked(python, environ, log, START_S)
+        if child is not None:
+            self._group = Group(child, log)
+        else:
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            self._group = Group.of([str(python), str(HERE / "engine_worker.py")], environ, log, **pipes)
         self._buffer = b""
         defaults = {
             "model": str(model),
@@ -339,16 +359,23 @@ class Engine:
         self._group.process.wait(START_S)
         return self._group.log.read_text(errors="replace")
 
-    def begin(self, prompts: list, *, max_tokens: int = 8, salt: str = "") -> None:
-        """Send prompts (lists of token ids); ``end`` takes the answer."""
-        self._send({"do": "generate", "prompts": [{"ids": p, "salt": salt} for p in prompts], "max_tokens": max_tokens})
+    def begin(self, prompts: list, *, max_tokens: int = 8, **fields: object) -> None:
+        """Send prompts (lists of token ids); ``end`` takes the answer.
+
+        Args:
+            prompts: the prompts.
+            max_tokens: how many tokens each answer has.
+            fields: of all prompts: ``salt``, and ``image``, the seed of a random picture.
+        """
+        self._send({"do": "generate", "prompts": [{"ids": p, **fields} for p in prompts], "max_tokens": max_tokens})
 
     def end(self) -> dict:
         """Return tokens, cached (prompt tokens that were hits), reasons and seconds of what ``begin`` sent."""
         return self._receive(ANSWER_S)
 
-    def generate(self, prompts: list, *, max_tokens: int = 8, salt: str = "") -> dict:
-        self.begin(prompts, max_tokens=max_tokens, salt=salt)
+    def generate(self, prompts: list, *, max_tokens: int = 8, **fields: object) -> dict:
+        """Send prompts as ``begin`` does and wait for the answer."""
+        self.begin(prompts, max_tokens=max_tokens, **fields)
         return self.end()
 
     def reset(self) -> None:
@@ -369,12 +396,16 @@ class Engine:
     def log(self) -> str:
         return self._group.log.read_text(errors="replace")
 
-    def close(self) -> None:
-        """Let it end as an engine does whose program is over, if it can."""
+    def let_go(self) -> None:
+        """Tell it that its program is over; ``close`` waits for its end. Idempotent."""
         stdin = self._group.process.stdin
         assert stdin is not None
         with contextlib.suppress(OSError):
             stdin.close()
+
+    def close(self) -> None:
+        """Let it end as an engine does whose program is over, if it can."""
+        self.let_go()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._group.process.wait(STOP_S)
         self._group.end()
@@ -444,7 +475,7 @@ class HttpEngine:
             options["kv-transfer-config"] = json.dumps(transfer)
         command = [str(python), "-m", "vllm.entrypoints.openai.api_server"]
         command += serving(model, host="127.0.0.1", port=port, **options)
-        self._group = Group(command, engine_environ(str(threads)), folder / f"http-{port}.log")
+        self._group = Group.of(command, engine_environ(str(threads)), folder / f"http-{port}.log")
 
     def ready(self) -> "HttpEngine":
         def answers() -> bool:
@@ -503,7 +534,7 @@ class TwoNodeEngine(HttpEngine):
         metadata = folder / "metadata" / "vllm.dist-info" / "METADATA"
         metadata.parent.mkdir(parents=True)
         # The command line asks for a distribution of this name, which the CPU build does not have.
-        metadata.write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n")
+        metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {chosen_version()}+cpu\n")
         self._groups = []
         for rank, (node, transfer) in enumerate(zip(nodes, transfers, strict=True)):
             options = {"nnodes": len(nodes), "node-rank": rank, "master-addr": nodes[0].address, "master-port": 29501}
@@ -512,7 +543,7 @@ class TwoNodeEngine(HttpEngine):
             command = [str(python), "-m", "vllm.entrypoints.cli.main", "serve", *serving(model, **options)]
             environ = engine_environ("0|1") | {"GLOO_SOCKET_IFNAME": "eth0", "VLLM_HOST_IP": node.address}
             environ["PYTHONPATH"] += f":{metadata.parents[1]}"
-            self._groups.append(Group(node.command(command), environ, folder / f"rank-{rank}.log"))
+            self._groups.append(Group.of(node.command(command), environ, folder / f"rank-{rank}.log"))
         self._group = self._groups[0]
 
     def close(self) -> None:

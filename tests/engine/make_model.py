@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make a small model with random weights and a tokenizer, in the engine's environment.
+"""Make small models with random weights, tokenizers and adapters, in the engine's environment.
 
-    python make_model.py FOLDER {small|large|window|state|latent|adapter-NAME}
+    python make_model.py FOLDER
 
 A model as a library initialises it repeats one token for ever, and cannot show that its cache was wrong. With these
 scales the greedy tokens of a prompt are nearly all distinct and depend on every layer.
@@ -16,12 +16,19 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
+    Blip2Config,
+    Blip2ForConditionalGeneration,
+    Blip2Processor,
+    Blip2QFormerConfig,
+    Blip2VisionConfig,
+    BlipImageProcessorPil,
     DeepseekV2Config,
     DeepseekV2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen3NextConfig,
@@ -41,21 +48,38 @@ TEMPLATE = (
 )
 
 
+ADAPTERS = ("a", "b")
+IMAGE_PIXELS, IMAGE_TOKENS = 56, 32
+
+
 def make_model(folder: Path, size: str) -> None:
     torch.manual_seed(0)
-    other = {"window": window, "state": state, "latent": latent}
+    other = {"window": window, "state": state, "latent": latent, "image": image}
     model = other[size]() if size in other else llama(*SIZES[size])
-    width = model.config.hidden_size
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if "norm" in name:
-                continue
-            # Where the head is the embedding itself, a loud one would only repeat the last token.
-            embedding = 0.02 if model.config.tie_word_embeddings else 1.0
-            scale = {"q_proj": 2 / width**0.5, "k_proj": 2 / width**0.5, "embed_tokens": embedding, "lm_head": 0.2}
-            known = [value for part, value in scale.items() if part in name]
-            weight.normal_(0.0, known[0] if known else 1 / width**0.5)
+            if "norm" not in name.lower():
+                weight.normal_(0.0, scale(name, model.config))
     model.to(torch.float32).save_pretrained(folder)
+    tokenizer = make_tokenizer()
+    if size == "image":
+        tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
+        pixels = {"height": IMAGE_PIXELS, "width": IMAGE_PIXELS}
+        Blip2Processor(BlipImageProcessorPil(size=pixels), tokenizer).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def scale(name: str, config: PreTrainedConfig) -> float:
+    """How loud a weight is."""
+    if any(part in name for part in ("vision_model", "qformer")):
+        return 0.2
+    if any(part in name for part in ("query_tokens", "language_projection")):
+        return 1.0
+    width = config.get_text_config().hidden_size
+    # Where the head is the embedding itself, a loud one would only repeat the last token.
+    embedding = 0.02 if config.tie_word_embeddings else 1.0
+    known = {"q_proj": 2 / width**0.5, "k_proj": 2 / width**0.5, "embed_tokens": embedding, "lm_head": 0.2}
+    return next((value for part, value in known.items() if part in name), 1 / width**0.5)
 
 
 def llama(layers: int, width: int, heads: int, key_heads: int, inner: int, vocabulary: int) -> PreTrainedModel:
@@ -156,6 +180,22 @@ def latent() -> PreTrainedModel:
     )
 
 
+def image() -> PreTrainedModel:
+    """The small model behind an eye: an image becomes the first tokens of its prompt."""
+    small = llama(*SIZES["small"]).config.to_dict() | {"architectures": ["LlamaForCausalLM"]}
+    width = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+    eye = Blip2VisionConfig(image_size=IMAGE_PIXELS, patch_size=14, **width)
+    query = Blip2QFormerConfig(encoder_hidden_size=64, cross_attention_frequency=2, vocab_size=64, **width)
+    config = Blip2Config(
+        vision_config=eye.to_dict(),
+        qformer_config=query.to_dict(),
+        text_config=small,
+        num_query_tokens=IMAGE_TOKENS,
+        tie_word_embeddings=False,
+    )
+    return Blip2ForConditionalGeneration(config)
+
+
 def make_adapter(folder: Path, name: str) -> None:
     """A low-rank adapter of the small model; another one for each name, loud enough to change every token."""
     layers, width, heads, key_heads, *_ = SIZES["small"]
@@ -172,7 +212,7 @@ def make_adapter(folder: Path, name: str) -> None:
     (folder / "adapter_config.json").write_text(json.dumps(config))
 
 
-def make_tokenizer(folder: Path) -> None:
+def make_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -186,12 +226,16 @@ def make_tokenizer(folder: Path) -> None:
         tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>", model_max_length=8192
     )
     fast.chat_template = TEMPLATE
-    fast.save_pretrained(folder)
+    return fast
+
+
+def main(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for size in (*SIZES, "window", "state", "latent", "image"):
+        make_model(folder / size, size)
+    for name in ADAPTERS:
+        make_adapter(folder / f"adapter-{name}", f"adapter-{name}")
 
 
 if __name__ == "__main__":
-    if sys.argv[2].startswith("adapter-"):
-        make_adapter(Path(sys.argv[1]), sys.argv[2])
-    else:
-        make_model(Path(sys.argv[1]), sys.argv[2])
-        make_tokenizer(Path(sys.argv[1]))
+    main(Path(sys.argv[1]))

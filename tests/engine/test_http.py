@@ -3,12 +3,13 @@
 
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import perf_counter
 
 import pytest
-from tests.engine.harness import HttpEngine, connector, http_engine, server
+from tests.engine.harness import HttpEngine, connector, server
 
 log = logging.getLogger("kvpool.tests")
 
@@ -33,6 +34,17 @@ def chat(engine: HttpEngine, text: str) -> tuple[list[int], int]:
     return answer["choices"][0]["token_ids"], details.get("cached_tokens") or 0
 
 
+@contextmanager
+def both(python: Path, folder: Path, model: Path, transfer: dict) -> Iterator[tuple[HttpEngine, HttpEngine]]:
+    """Two engines, started together from nothing; they share the server alone."""
+    with ExitStack() as stack:
+        made = []
+        for _ in range(2):
+            made.append(HttpEngine(python, folder, model, transfer))
+            stack.callback(made[-1].close)
+        yield made[0].ready(), made[1].ready()
+
+
 @pytest.mark.behaviour("R024")
 def test_a_new_server_process_loads_and_its_first_token_comes_sooner(
     engine_python: Path,
@@ -44,24 +56,27 @@ def test_a_new_server_process_loads_and_its_first_token_comes_sooner(
     numbers = random.Random(7)
     prompts = [[numbers.randrange(10, 4000) for _ in range(2064)] for _ in range(3)]
     text = "the quick brown fox jumps over the lazy dog, one two three. " * 30
-    with server(folder) as cache:
-        with http_engine(engine_python, folder, large_model, connector(cache.address)) as engine:
-            ask(engine, prompts[0][40::-1], 1)
-            cold = [ask(engine, p, 1) for p in prompts]
-            warm = [ask(engine, p, 1) for p in prompts]
-            said = chat(engine, text)
-            longer = ask(engine, prompts[0], 8)[0]
-            cache.wait_chunks(3 * 8 + 1)
-            assert engine.metric("vllm:kvpool_stored_chunks_total") >= 3 * 8
-        with http_engine(engine_python, folder, large_model, connector(cache.address)) as engine:
-            ask(engine, prompts[0][40::-1], 1)
-            loaded = [ask(engine, p, 1) for p in prompts]
-            again = chat(engine, text)
-            assert ask(engine, prompts[0], 8)[0] == longer
-            assert engine.metric("vllm:kvpool_loads_total") == 4
-            assert engine.metric("vllm:kvpool_failed_loads_total") == 0
-            assert engine.metric("vllm:kvpool_uncached") == 0
-            assert engine.metric("vllm:external_prefix_cache_hits_total") >= 3 * 2048
+    with (
+        server(folder) as cache,
+        both(engine_python, folder, large_model, connector(cache.address)) as (engine, other),
+    ):
+        ask(engine, prompts[0][40::-1], 1)
+        cold = [ask(engine, p, 1) for p in prompts]
+        warm = [ask(engine, p, 1) for p in prompts]
+        said = chat(engine, text)
+        longer = ask(engine, prompts[0], 8)[0]
+        cache.wait_chunks(3 * 8 + 1)
+        assert engine.metric("vllm:kvpool_stored_chunks_total") >= 3 * 8
+        engine.close()
+
+        ask(other, prompts[0][40::-1], 1)
+        loaded = [ask(other, p, 1) for p in prompts]
+        again = chat(other, text)
+        assert ask(other, prompts[0], 8)[0] == longer
+        assert other.metric("vllm:kvpool_loads_total") == 4
+        assert other.metric("vllm:kvpool_failed_loads_total") == 0
+        assert other.metric("vllm:kvpool_uncached") == 0
+        assert other.metric("vllm:external_prefix_cache_hits_total") >= 3 * 2048
 
     assert [a[1] for a in cold] == [0, 0, 0]
     assert [a[1] for a in warm] == [2048, 2048, 2048]

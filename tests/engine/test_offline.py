@@ -3,6 +3,8 @@
 
 import random
 from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from tests.engine.harness import MIB, Engine, Server, connector, engine, server,
 from tests.fakes.hold_proxy import HoldProxy
 
 FAILED, BAD = "vllm:kvpool_failed_loads", "vllm:kvpool_bad_blocks"
+STORED = "vllm:kvpool_stored_chunks"
 
 
 def prompt(seed: object, tokens: int = 1100) -> list[int]:
@@ -35,26 +38,78 @@ def shared(folder: Path) -> Iterator[Server]:
         yield running
 
 
+@dataclass(frozen=True)
+class Engines:
+    """Three processes at the same time."""
+
+    plain: Engine
+    first: Engine
+    second: Engine
+    proxy: HoldProxy
+    """Between the second one and the server."""
+
+
 @pytest.fixture(scope="module")
-def plain(engine_python: Path, folder: Path, small_model: Path) -> Iterator[Engine]:
+def engines(engine_python: Path, folder: Path, small_model: Path, shared: Server) -> Iterator[Engines]:
+    """Started together: a start waits as much as it computes."""
+    with ExitStack() as stack:
+        proxy = stack.enter_context(HoldProxy(folder / "p.sock", shared.socket))
+        transfers = [None, connector(shared.address), connector(proxy.address, modes=["streamed"], transfer_s=20)]
+        made = []
+        for transfer in transfers:
+            made.append(Engine(engine_python, folder, small_model, kv_transfer_config=transfer))
+            stack.callback(made[-1].close)
+        yield Engines(*(each.ready() for each in made), proxy)
+        for each in made:
+            each.let_go()
+
+
+@pytest.fixture(scope="module")
+def plain(engines: Engines) -> Engine:
     """An engine without a cache server: what is right."""
-    with engine(engine_python, folder, small_model) as running:
-        yield running
+    return engines.plain
 
 
 @pytest.fixture(scope="module")
-def first(engine_python: Path, folder: Path, small_model: Path, shared: Server) -> Iterator[Engine]:
-    with engine(engine_python, folder, small_model, kv_transfer_config=connector(shared.address)) as running:
-        yield running
+def first(engines: Engines) -> Engine:
+    return engines.first
 
 
 @pytest.fixture(scope="module")
-def second(engine_python: Path, folder: Path, small_model: Path, shared: Server, first: Engine) -> Iterator[Engine]:
-    """Another process, at the same time; it streams where the first one maps memory."""
-    transfer = connector(shared.address, modes=["streamed"])
-    with engine(engine_python, folder, small_model, kv_transfer_config=transfer) as running:
-        wait_clients(shared, 4)
-        yield running
+def second(engines: Engines) -> Engine:
+    """Another process; it streams where the first one maps memory."""
+    return engines.second
+
+
+@dataclass(frozen=True)
+class Few:
+    """An engine with few blocks that was there before its server, which is small."""
+
+    engine: Engine
+    server: Server
+    early: list[int]
+    alone: dict
+    """What it made of the prompt *early* before there was a server."""
+
+    uncached: dict[str, float]
+    """Its metrics then."""
+
+
+@pytest.fixture(scope="module")
+def few(engine_python: Path, tmp_path_factory: pytest.TempPathFactory, small_model: Path) -> Iterator[Few]:
+    place = tmp_path_factory.mktemp("f")
+    small = Server(place, size_bytes=16 * MIB)
+    options = {"max_model_len": 2048, "num_gpu_blocks_override": 80, "kv_transfer_config": connector(small.address)}
+    try:
+        with engine(engine_python, place, small_model, **options) as running:
+            early = prompt("early")
+            alone, uncached = running.generate([early]), running.metrics()
+            running.reset()
+            small.start()
+            wait_clients(small, 3)
+            yield Few(running, small, early, alone, uncached)
+    finally:
+        small.close()
 
 
 @pytest.mark.behaviour("R024", "R052")
@@ -164,96 +219,88 @@ def test_a_damaged_layer_changes_the_tokens(first: Engine, second: Engine, share
 
 
 @pytest.mark.behaviour("R098", "R104", "D053", "D054", "D055")
-def test_a_server_that_dies_during_a_load_costs_a_recompute(
-    engine_python: Path, tmp_path_factory: pytest.TempPathFactory, small_model: Path, plain: Engine
-) -> None:
-    place = tmp_path_factory.mktemp("d")
-    with (
-        server(place) as dying,
-        HoldProxy(place / "p.sock", dying.socket) as proxy,
-        engine(
-            engine_python,
-            place,
-            small_model,
-            kv_transfer_config=connector(proxy.address, modes=["streamed"], transfer_s=20),
-        ) as running,
-    ):
-        for number, (tag, nth) in enumerate([("prepare_retrieve", 1), ("read_chunk", 3), ("commit_retrieve", 1)]):
-            wait_clients(dying, 3)
-            made = prompt(f"die at {tag}")
-            chunks = dying.statistics().chunks
-            assert running.generate([made])["cached"] == [0]
-            dying.wait_chunks(chunks + 4)
-            running.reset()
+def test_a_server_that_dies_during_a_load_costs_a_recompute(engines: Engines, shared: Server) -> None:
+    running = engines.second
+    for tag, nth in [("prepare_retrieve", 1), ("read_chunk", 3), ("commit_retrieve", 1)]:
+        wait_clients(shared, 5)
+        made = prompt(f"die at {tag}")
+        chunks, before = shared.statistics().chunks, running.metrics()
+        assert running.generate([made])["cached"] == [0]
+        shared.wait_chunks(chunks + 4)
+        running.reset()
 
-            hold = proxy.hold(tag, nth)
-            running.begin([made])
-            hold.wait_held(60)
-            dying.kill()
-            hold.release()
-            answer = running.end()
+        hold = engines.proxy.hold(tag, nth)
+        running.begin([made])
+        hold.wait_held(60)
+        shared.kill()
+        hold.release()
+        answer = running.end()
 
-            assert answer["tokens"] == plain.generate([made])["tokens"]
-            assert answer["reasons"] == ["length"]
-            counted = running.metrics()
-            assert (counted[FAILED], counted[BAD]) == (number + 1, 32 * (number + 1)), "all four chunks of each load"
-            assert counted["vllm:kvpool_loads_in_flight"] == 0
-            dying.start()
+        assert answer["tokens"] == engines.plain.generate([made])["tokens"]
+        assert answer["reasons"] == ["length"]
+        counted = running.metrics()
+        assert counted[FAILED] - before[FAILED] == 1
+        assert counted[BAD] - before[BAD] == 32, "all four chunks of the load"
+        assert counted["vllm:kvpool_loads_in_flight"] == 0
+        shared.start()
 
 
-@pytest.mark.behaviour("D105")
-def test_under_pressure_tokens_stay_right(
-    engine_python: Path, tmp_path_factory: pytest.TempPathFactory, small_model: Path, plain: Engine
-) -> None:
-    """Twelve prompts of four chunks, a cache of some fifteen: most are evicted before they come again."""
-    place = tmp_path_factory.mktemp("p")
-    made = [prompt(f"pressure {i}") for i in range(12)]
-    expected = [plain.generate([p])["tokens"] for p in made]
-    with (
-        server(place, size_bytes=16 * MIB) as small,
-        engine(engine_python, place, small_model, kv_transfer_config=connector(small.address)) as running,
-    ):
-        wait_clients(small, 3)
-        hits = 0
-        for turn in range(3):
-            for number in [*range(12), 11, 11]:
-                answer = running.generate([made[number]])
-                assert answer["tokens"] == expected[number], f"turn {turn}, prompt {number}"
-                hits += answer["cached"][0] > 0
-                running.reset()
-        statistics = small.statistics()
+@pytest.mark.behaviour("R084", "R088")
+def test_an_engine_that_starts_before_its_server(few: Few, plain: Engine) -> None:
+    running = few.engine
+    running.reset()
+    stored = running.generate([few.early])
+    few.server.wait_no_leases()
+    running.reset()
+    loaded = running.generate([few.early])
+    attached = running.metrics()
 
-    assert hits >= 3, "what was used last is still there"
-    assert any(value > 0 for name, value in statistics.counters.items() if "evicted" in name), statistics.counters
+    assert few.alone["tokens"] == stored["tokens"] == loaded["tokens"] == plain.generate([few.early])["tokens"]
+    assert [a["cached"] for a in (few.alone, stored, loaded)] == [[0], [0], [1024]]
+    for half in ("scheduler", "worker"):
+        name = f'vllm:kvpool_uncached{{half="{half}",reason="unreachable"}}'
+        assert (few.uncached[name], attached[name]) == (1, 0)
 
 
 @pytest.mark.behaviour("R133", "D057")
-def test_preempted_requests_store_nothing_wrong(
-    engine_python: Path, folder: Path, small_model: Path, shared: Server, plain: Engine
-) -> None:
+def test_preempted_requests_store_nothing_wrong(few: Few, plain: Engine) -> None:
     """Two requests that together need more blocks than there are; what they stored is then loaded, and right."""
+    running, small = few.engine, few.server
+    running.reset()
     made = [prompt(f"preempt {i}") for i in range(2)]
     expected = [plain.generate([p])["tokens"] for p in made]
-    before = shared.statistics().chunks
-    with engine(
-        engine_python,
-        folder,
-        small_model,
-        kv_transfer_config=connector(shared.address),
-        max_model_len=2048,
-        num_gpu_blocks_override=80,
-    ) as running:
-        crowded = running.generate(made, max_tokens=300)
-        preemptions = running.metrics()["vllm:num_preemptions"]
-        running.reset()
-        shared.wait_chunks(before + 8)
-        loaded = [running.generate([p]) for p in made]
-        running.reset()
+    before = running.metrics()
+    crowded = running.generate(made, max_tokens=300)
+    counted = running.metrics()
+    small.wait_no_leases()
+    running.reset()
+    loaded = [running.generate([p]) for p in made]
 
-    assert preemptions > 0
+    assert counted["vllm:num_preemptions"] > before["vllm:num_preemptions"]
+    assert counted[STORED] == before[STORED] + 8
     assert crowded["reasons"] == ["length", "length"]
     assert [answer["cached"] for answer in loaded] == [[1024], [1024]]
     assert [answer["tokens"] for answer in loaded] == expected
+
+
+@pytest.mark.behaviour("D105")
+def test_under_pressure_tokens_stay_right(few: Few, plain: Engine) -> None:
+    """Twelve prompts of four chunks, a cache of some fifteen: most are evicted before they come again."""
+    running, small = few.engine, few.server
+    running.reset()
+    made = [prompt(f"pressure {i}") for i in range(12)]
+    expected = [plain.generate([p])["tokens"] for p in made]
+    hits = 0
+    for turn in range(2):
+        for number in [*range(12), 11, 11]:
+            answer = running.generate([made[number]])
+            assert answer["tokens"] == expected[number], f"turn {turn}, prompt {number}"
+            hits += answer["cached"][0] > 0
+            running.reset()
+    statistics = small.statistics()
+
+    assert hits >= 3, "what was used last is still there"
+    assert any(value > 0 for name, value in statistics.counters.items() if "evicted" in name), statistics.counters
 
 
 @pytest.mark.behaviour("R012", "R044", "R025")
@@ -268,7 +315,6 @@ def test_two_ranks_store_and_load_their_own_parts(
             engine_python,
             place,
             small_model,
-            workers=True,
             threads="0|1",
             tensor_parallel_size=2,
             kv_transfer_config=connector(own.address),
@@ -298,7 +344,6 @@ def test_two_ranks_with_a_server_each_hit_only_while_both_are_there(
             engine_python,
             tmp_path_factory.mktemp("e"),
             small_model,
-            workers=True,
             threads="0|1",
             tensor_parallel_size=2,
             kv_transfer_config=transfer,
@@ -322,36 +367,6 @@ def test_two_ranks_with_a_server_each_hit_only_while_both_are_there(
     assert cold["tokens"] == loaded["tokens"] == missed["tokens"]
     assert counted[FAILED] == 0
     assert counted["vllm:kvpool_servers_down"] == 1
-
-
-@pytest.mark.behaviour("R084", "R088")
-def test_an_engine_that_starts_before_its_server(
-    engine_python: Path, tmp_path_factory: pytest.TempPathFactory, small_model: Path, plain: Engine
-) -> None:
-    place = tmp_path_factory.mktemp("a")
-    late = Server(place)
-    made = prompt("early")
-    expected = plain.generate([made])["tokens"]
-    try:
-        with engine(engine_python, place, small_model, kv_transfer_config=connector(late.address)) as running:
-            alone = running.generate([made])
-            uncached = running.metrics()
-            running.reset()
-            late.start()
-            wait_clients(late, 3)
-            stored = running.generate([made])
-            late.wait_chunks(4)
-            running.reset()
-            loaded = running.generate([made])
-            attached = running.metrics()
-    finally:
-        late.close()
-
-    assert alone["tokens"] == stored["tokens"] == loaded["tokens"] == expected
-    assert [a["cached"] for a in (alone, stored, loaded)] == [[0], [0], [1024]]
-    for half in ("scheduler", "worker"):
-        name = f'vllm:kvpool_uncached{{half="{half}",reason="unreachable"}}'
-        assert (uncached[name], attached[name]) == (1, 0)
 
 
 @pytest.mark.behaviour("R121")

@@ -10,12 +10,16 @@ from tests.engine.conftest import model
 from tests.engine.harness import Server, connector, engine, http_engine, server, until
 
 FAILED, STORED = "vllm:kvpool_failed_loads", "vllm:kvpool_stored_chunks"
-RANKS = {"workers": True, "threads": "0|1"}
+RANKS = {"threads": "0|1"}
 
 
 def prompt(seed: object, tokens: int = 1100) -> list[int]:
     numbers = random.Random(f"shapes {seed}")
     return [numbers.randrange(10, 2000) for _ in range(tokens)]
+
+
+def wait_clients(at: Server, count: int) -> None:
+    until(lambda: at.statistics().clients >= count, 60, f"{count} clients")
 
 
 @pytest.fixture
@@ -70,7 +74,7 @@ def test_a_quantised_cache(engine_python: Path, tmp_path: Path, small_model: Pat
     transfer = connector(cache.address)
     made = prompt("quantised", 1000)
     with engine(engine_python, tmp_path, small_model, kv_cache_dtype="fp8", kv_transfer_config=transfer) as running:
-        until(lambda: cache.statistics().clients >= 3, 60, "its clients")
+        wait_clients(cache, 3)
         cold = running.generate([made], max_tokens=40)
         cache.wait_chunks(3)
         cache.wait_no_leases()
@@ -80,6 +84,61 @@ def test_a_quantised_cache(engine_python: Path, tmp_path: Path, small_model: Pat
 
     assert (cold["cached"], loaded["cached"]) == ([0], [768])
     assert cold["tokens"] == loaded["tokens"]
+    assert counted[FAILED] == 0
+
+
+def test_drafts_by_ngram_store_what_was_accepted(
+    engine_python: Path, tmp_path: Path, small_model: Path, cache: Server
+) -> None:
+    """Rejected drafts were in the blocks for a step; what is stored of generated tokens must be without them."""
+    made = prompt("drafts", 300) * 2
+    drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 1}
+    transfer = connector(cache.address, store_generated=True)
+    options = {"kv_transfer_config": transfer, "speculative_config": drafts}
+    with (
+        engine(engine_python, tmp_path, small_model) as plain,
+        engine(engine_python, tmp_path, small_model, **options) as running,
+    ):
+        wait_clients(cache, 3)
+        right = plain.generate([made], max_tokens=300)["tokens"][0]
+        cold = running.generate([made], max_tokens=300)
+        running.reset()
+        cache.wait_chunks(3)
+        longer = made + right[:190]
+        loaded = running.generate([longer], max_tokens=40)
+        expected = plain.generate([longer], max_tokens=40)["tokens"]
+        counted = running.metrics()
+
+    proposed, accepted = counted["vllm:spec_decode_num_draft_tokens"], counted["vllm:spec_decode_num_accepted_tokens"]
+    assert 0 < accepted < proposed, "drafts of both kinds"
+    assert cold["tokens"] == [right]
+    assert (cold["cached"], loaded["cached"]) == ([0], [768])
+    assert loaded["tokens"] == expected
+    assert counted[FAILED] == 0
+    assert counted['vllm:kvpool_uncached{half="scheduler",reason="unsupported"}'] == 0
+
+
+def test_another_image_with_the_same_tokens_never_hits(engine_python: Path, tmp_path: Path, cache: Server) -> None:
+    """What stands for an image in a prompt are the same tokens for every image."""
+    made = prompt("image", 1040)
+    options = {"kv_transfer_config": connector(cache.address), "limit_mm_per_prompt": {"image": 1}}
+    with engine(engine_python, tmp_path, model(engine_python, "image"), **options) as first:
+        wait_clients(cache, 3)
+        cold = [first.generate([made], image=number) for number in (1, 2)]
+        cache.wait_chunks(8)
+        cache.wait_no_leases()
+    with engine(engine_python, tmp_path, model(engine_python, "image"), **options) as second:
+        wait_clients(cache, 3)
+        other = second.generate([made], image=3)
+        loaded = [second.generate([made], image=number) for number in (1, 2)]
+        second.reset()
+        text = second.generate([made])
+        counted = second.metrics()
+
+    assert [answer["cached"] for answer in (*cold, other, text)] == [[0]] * 4
+    assert [answer["cached"] for answer in loaded] == [[1024]] * 2
+    assert [answer["tokens"] for answer in loaded] == [answer["tokens"] for answer in cold]
+    assert len({tuple(answer["tokens"][0]) for answer in (*cold, other, text)}) == 4, "each image changes the answer"
     assert counted[FAILED] == 0
 
 
