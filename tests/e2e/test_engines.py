@@ -9,6 +9,8 @@ from tests.e2e.engines import prompt
 from tests.e2e.kube import Kube
 from tests.e2e.stories import CACHED, Story, story
 
+from kvpool.model.whereabouts import rendered
+
 
 @pytest.fixture(scope="module")
 def shared(kube: Kube, nodes: list[str], engine_python: Path, small_model: Path) -> Iterator[Story]:
@@ -43,6 +45,18 @@ def test_an_engine_of_another_node_uses_its_own_nodes_server(shared: Story, node
 def test_bytes_are_streamed_where_no_folder_of_the_node_may_be_mounted(shared: Story, nodes: list[str]) -> None:
     shared.servers.wait_clients(nodes[0], 2, "streamed")
     shared.servers.wait_clients(nodes[1], 1, "streamed")
+
+
+def test_engines_have_a_list_of_all_servers_that_follows_them(kube: Kube, shared: Story, nodes: list[str]) -> None:
+    """For what no name tells them: a scheduler looks there for the servers of other nodes."""
+    where = ("first", "--namespace", shared.namespace, "--container", "vllm", "--")
+
+    def told() -> bool:
+        listed = kube.kubectl("exec", *where, "cat", "/var/run/secrets/kvpool.dev/servers")
+        pods = shared.servers.pods()
+        return listed == rendered({n: f"tcp://{pods[n]['status']['podIP']}:7410" for n in nodes})
+
+    kube.wait("the list", told, 120)
 
 
 def test_the_status_tells_of_clients_and_hits(kube: Kube, shared: Story) -> None:
