@@ -39,7 +39,6 @@ def story(
     level: str,
     mounted: tuple[Path, Path],
     places: Sequence[tuple[str, str]],
-    payload: str = "InitContainer",
     **spec: Any,
 ) -> Iterator[Story]:
     """A running story.
@@ -49,11 +48,10 @@ def story(
         level: pod security that the namespace enforces.
         mounted: the engines' python and their model.
         places: names of engines, and the node of each.
-        payload: how the connector is brought to them.
         spec: more of the pool's spec.
     """
     namespace = kube.namespace(level)
-    kube.apply(*claims(namespace, *mounted), pool(namespace, clients={"payload": {"mode": payload}}, **spec))
+    kube.apply(*claims(namespace, *mounted), pool(namespace, clients={"payload": {}}, **spec))
     servers = Servers(kube, namespace)
     servers.wait_ready()
     made = Story(kube, namespace, servers, {})
