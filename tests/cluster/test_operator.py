@@ -12,7 +12,7 @@ from tests.cluster.nodes import fake_nodes
 from tests.cluster.operators import NAMESPACE, Operator, operator
 from tests.cluster.servers import Statistics, statistics
 
-from kvpool_operator.cluster import CHILDREN, LEASES, PODS, POOLS, SECRETS, Cluster, Kind
+from kvpool_operator.cluster import CHILDREN, EVENTS, LEASES, PODS, POOLS, SECRETS, Cluster, Kind
 from kvpool_operator.errors import Absent, Conflict
 
 pytestmark = pytest.mark.cluster
@@ -171,6 +171,59 @@ def test_a_change_reaches_the_children_and_what_is_unwanted_goes(
     assert api(owned(api.cluster, namespace)) == [o for o in OWNED if o[0] != "NetworkPolicy"]
     config = api(api.cluster.get(CHILDREN["ConfigMap"], namespace, "kvpool-a-server"))
     assert json.loads(config["data"]["server.json"])["log"] == {"level": "debug"}
+
+
+def test_what_a_former_version_made_goes_and_what_others_made_with_the_same_labels_stays(
+    api: Caller, replica: Operator, namespace: str
+) -> None:
+    make_pool(api, namespace)
+    pool = wait_for_condition(api, namespace, "Ready", "True")
+    owner = {
+        "apiVersion": POOLS.api_version,
+        "kind": POOLS.kind,
+        "name": "a",
+        "uid": pool["metadata"]["uid"],
+        "controller": True,
+    }
+    labels = {"kvpool.dev/pool": "a", "kvpool.dev/role": "server"}
+    for name, owners in (("somebodys", []), ("left-over", [owner])):
+        metadata = {"name": name, "labels": labels, "ownerReferences": owners}
+        body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+        assert api(api.cluster.create(CHILDREN["ConfigMap"], namespace, body))
+
+    async def pruned() -> bool:
+        return ("ConfigMap", "left-over") not in await owned(api.cluster, namespace)
+
+    api.wait("the left-over's end", pruned)
+    assert api(owned(api.cluster, namespace)) == sorted([*OWNED, ("ConfigMap", "somebodys")])
+
+
+def test_each_turn_of_a_condition_is_told_by_one_event(api: Caller, replica: Operator, namespace: str) -> None:
+    make_pool(api, namespace)
+    pool = wait_for_condition(api, namespace, "Ready", "True")
+
+    async def said() -> list[tuple[str, str, str]]:
+        found = await api.cluster.list(EVENTS, namespace, fields=f"regarding.uid={pool['metadata']['uid']}")
+        return sorted((e["action"], e["type"], e["reason"]) for e in found)
+
+    async def ready_was_told() -> bool:
+        return ("ReadyIsTrue", "Normal", "AllServersReady") in await said()
+
+    api.wait("the Event", ready_was_told)
+    first = api(said())
+    change(api, POOLS, namespace, "a", lambda body: body["spec"].update(podMetadata={"labels": {"-bad-": "x"}}))
+    wait_for_condition(api, namespace, "ConfigValid", "False", "Refused")
+    change(api, POOLS, namespace, "a", lambda body: body["spec"].update(podMetadata={}))
+    wait_for_condition(api, namespace, "Ready", "True")
+
+    async def told_again() -> bool:
+        return (await said()).count(("ReadyIsTrue", "Normal", "AllServersReady")) == 2
+
+    api.wait("the second one", told_again)
+    last = api(said())
+    assert len(first) == len(set(first)), "each was told once"
+    assert [e for e in last if e[1] == "Warning" and e not in first] == [("ReadyIsFalse", "Warning", "Refused")]
+    assert len(last) <= len(first) + 4
 
 
 def test_what_the_api_server_refuses_is_said_and_cured_by_the_next_spec(
