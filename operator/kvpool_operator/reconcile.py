@@ -266,6 +266,8 @@ class Reconciler:
         memory_of.stats, memory_of.read_s = fresh, now_s
 
     async def _replace(self, pool: Pool, decision: Decision, kept: Kept) -> None:
+        if decision.replace:
+            self.report("servers.replaced", pool.key, f"{decision.state}: {decision.message}")
         for pod in decision.replace:
             kept.changed(Part.SERVERS)
             await self.cluster.delete(PODS, pool.namespace, pod.name, pod.uid)

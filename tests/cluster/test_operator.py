@@ -264,7 +264,9 @@ def test_a_paced_change_tries_a_canary_and_then_the_others(api: Caller, replica:
     wait_for_condition(api, namespace, "Ready", "True")
 
     assert not before & {p["metadata"]["uid"] for p in api(pods())}
-    assert "Canary" in json.dumps([json.loads(line) for line in replica.log().splitlines() if namespace in line])
+    told = [json.loads(line) for line in replica.log().splitlines() if namespace in line]
+    steps = [line["text"].split(":")[0] for line in told if line["event"] == "servers.replaced"]
+    assert steps[:2] == ["Canary", "Progressing"]
 
 
 def test_nothing_is_written_while_nothing_happens(

@@ -61,9 +61,12 @@ def test_the_list_follows_the_pods_and_stays_while_they_do(api: Caller, replica:
     wait_for_condition(api, namespace, "Ready", "True")
     wait_for_list(api, namespace, 7500)
 
-    before = config_map(api, namespace)["metadata"]["resourceVersion"]
+    before = config_map(api, namespace)
     replica.stop()
     replica.start()
     change(api, POOLS, namespace, "a", lambda body: renew(body, "another"))
     wait_for_condition(api, namespace, "Ready", "True")
-    assert config_map(api, namespace)["metadata"]["resourceVersion"] == before, "nothing of it changed"
+    after = config_map(api, namespace)
+    # Two simulated pods that are made anew together may come by each other's addresses: then there is something to write.
+    same = after["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]
+    assert same or after["data"] != before["data"], "written without a change"

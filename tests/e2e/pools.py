@@ -57,7 +57,11 @@ class Servers:
         return str(self.pods()[node]["metadata"]["name"])
 
     def statistics(self, node: str) -> dict[str, Any]:
-        """What the server on *node* says of itself."""
+        """What the server on *node* says of itself: as of now, not as of the last second, as its first answer may be."""
+        first = self._published(node)["uptime_s"]
+        return self.kube.wait("a new snapshot", lambda: (s := self._published(node))["uptime_s"] != first and s, 30)
+
+    def _published(self, node: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.kube.http_get(self.namespace, self.on(node), OPERATIONS, "/status"))
         return found
 
