@@ -67,6 +67,6 @@ def test_the_list_follows_the_pods_and_stays_while_they_do(api: Caller, replica:
     change(api, POOLS, namespace, "a", lambda body: renew(body, "another"))
     wait_for_condition(api, namespace, "Ready", "True")
     after = config_map(api, namespace)
-    # Two simulated pods that are made anew together may come by each other's addresses: then there is something to write.
+    # Two simulated pods that are made anew together may swap addresses: then there is something to write.
     same = after["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]
     assert same or after["data"] != before["data"], "written without a change"

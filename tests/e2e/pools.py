@@ -57,7 +57,7 @@ class Servers:
         return str(self.pods()[node]["metadata"]["name"])
 
     def statistics(self, node: str) -> dict[str, Any]:
-        """What the server on *node* says of itself: as of now, not as of the last second, as its first answer may be."""
+        """What the server on *node* says of itself now; its first answer may be a second old."""
         first = self._published(node)["uptime_s"]
         return self.kube.wait("a new snapshot", lambda: (s := self._published(node))["uptime_s"] != first and s, 30)
 
