@@ -52,6 +52,16 @@ class Servers:
 
         self.kube.wait(f"pool {self.name} with {count} servers", ready, deadline_s)
 
+    def wait_counted(self, clients: int, hit_tokens: int, deadline_s: float = 90.0) -> None:
+        """Wait until the pool's status tells of so many wired clients and so many tokens found."""
+
+        def told() -> bool:
+            status = self.kube.get("kvp", self.name, self.namespace)["status"]
+            wired = any(c["type"] == "ClientsWired" and c["status"] == "True" for c in status["conditions"])
+            return wired and status["clients"] >= clients and status["traffic"]["hitTokens"] >= hit_tokens
+
+        self.kube.wait("clients and hits in the status", told, deadline_s)
+
     def on(self, node: str) -> str:
         """Name of the pod on *node*."""
         return str(self.pods()[node]["metadata"]["name"])
