@@ -18,8 +18,8 @@ OPS ?= 20000
 SEED ?=
 # Operations of real processes, some tens a second.
 FAULT_OPS ?= 1000
-# Simulated nodes of the largest test of test-cluster; all of it is SCALE=1000.
-SCALE ?= 100
+# Simulated nodes of the largest test of test-cluster; SCALE=100 is a quick look.
+SCALE ?= 1000
 # Version of vLLM for test-engine; empty is the one that tools/vllm_env.py takes by itself.
 VLLM ?=
 # Downloads and builds that outlive this folder.
