@@ -6,6 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 from tests.fakes.clients import CHUNK_BYTES, digests, engines, until
+from tests.fakes.ports import HOST, free_range
 from tests.fakes.ring_engine import RingEngine
 from tests.fakes.server_process import WITH_FAKE_MOVERS, ServerProcess
 
@@ -13,23 +14,9 @@ from kvpool.model.identity import Mode
 from kvpool.server.keys import make_key
 from kvpool.wire import messages as m
 
-HOST = "127.0.0.1"
 PATIENCE_S = 60.0
 TARGET = 128
 LOADED = 'kvpool_ring_bytes_total{direction="load"}'
-
-
-def free_range(count):
-    """First of *count* ports that are free one after the other."""
-    for first in range(20000, 60000, count):
-        with ExitStack() as held:
-            try:
-                for port in range(first, first + count):
-                    held.enter_context(socket.create_server((HOST, port)))
-            except OSError:
-                continue
-            return first
-    raise AssertionError("no range of free ports")
 
 
 @pytest.fixture

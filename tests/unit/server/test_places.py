@@ -7,25 +7,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from tests.fakes.ports import HOST, free_range
 
 from kvpool.config import ListenConfig, MoverConfig
 from kvpool.server.places import MoverPlaces
 from kvpool.server.sockets import Origin
-
-HOST = "127.0.0.1"
-
-
-def free_range(count: int) -> int:
-    """First of *count* ports that are free one after the other."""
-    for first in range(20000, 60000, count):
-        with ExitStack() as held:
-            try:
-                for port in range(first, first + count):
-                    held.enter_context(socket.create_server((HOST, port)))
-            except OSError:
-                continue
-            return first
-    raise AssertionError("no range of free ports")
 
 
 @pytest.fixture
