@@ -28,7 +28,12 @@ RATE = 20.0
 def place(api: Caller, control_plane: ControlPlane) -> Iterator[None]:
     """The namespace of the admission server, without a Secret from another test."""
     api(api.cluster.create(NAMESPACES, "", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}))
+    remove_secret(api)
     yield
+    remove_secret(api)
+
+
+def remove_secret(api: Caller) -> None:
     try:
         found = api(api.cluster.get(SECRETS, NAMESPACE, "kvpool-webhook"))
     except Absent:
@@ -54,7 +59,7 @@ def test_a_rolling_update_refuses_none_and_leaves_none_unwired(
             wait_for("some more pods", lambda: creator.tally.wired > 100)
 
         all_were_wired(creator.tally, 100)
-        assert hooks.balancer.connections > 2, "the API server had to connect anew"
+        assert hooks.balancer.connections > 1, "the API server had to connect anew"
 
 
 def test_a_killed_replica_costs_at_most_what_was_on_its_way(
