@@ -115,14 +115,15 @@ class RingMachine(RuleBasedStateMachine):
         self.done["granted stores"] += bool(grant)
 
     @precondition(lambda self: self.stores)
-    @rule(place=PLACE, given_up=st.booleans())
-    def a_store_ends(self, place: int, given_up: bool) -> None:
+    @rule(place=PLACE, given_up=st.booleans(), times=st.integers(1, 2))
+    def a_store_ends(self, place: int, given_up: bool, times: int) -> None:
         client, store_id, _, dispositions = self.stores.pop(place % len(self.stores))
         marks = [int(d == Disposition.WRITE and not given_up) for d in dispositions]
-        try:
-            self.done["commits that wait"] += client.commit(store_id, marks)[1] is None
-        except CacheError:
-            self.done["late commits"] += 1
+        for _ in range(times):
+            try:
+                self.done["commits that wait"] += client.commit(store_id, marks)[1] is None
+            except CacheError:
+                self.done["late commits"] += 1
 
     @rule(place=PLACE, chain=st.integers(0, 1), count=COUNT, calm=st.booleans())
     def a_load_begins(self, place: int, chain: int, count: int, calm: bool) -> None:

@@ -7,7 +7,7 @@ A grant ends when its mover says that no copy of it runs, or when the mover is r
 import secrets
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -51,7 +51,9 @@ class _Grant:
     """Of all chunks, by row of the grant."""
 
     chunk_bytes: int
-    over: Over | None = None
+    revoked: bool = False
+    overs: list[Over] = field(default_factory=list)
+    """Who waits for its end, in order."""
 
 
 class Granted:
@@ -63,7 +65,7 @@ class Granted:
         self._checksums, self._credit = checksums, 0.0
         self._grants: dict[bytes, _Grant] = {}
         self._open: dict[Lease, bytes] = {}
-        """Leases with a grant that is not revoked."""
+        """The last grant of each lease, until nothing runs under it any more."""
         self.moved: Counter[tuple[bytes, Direction]] = Counter()
         """Bytes by mover and direction, of grants that ended."""
 
@@ -109,12 +111,18 @@ class Granted:
         return name
 
     def revoke(self, lease: Lease, over: Over | None, now_s: float) -> bool:
-        """End a lease's grant, and call *over* once nothing runs under it; False if it has none."""
-        name = self._open.pop(lease, b"")
+        """End a lease's grant, and call *over* once nothing runs under it; False if nothing does already.
+
+        It may have been revoked before: until the mover says that it is over, whoever comes later waits as well.
+        """
+        name = self._open.get(lease, b"")
         if not name:
             return False
-        self._grants[name].over = over
-        self._movers.revoke(self._grants[name].mover_id, name, now_s)
+        grant = self._grants[name]
+        grant.overs += [over] if over is not None else []
+        if not grant.revoked:
+            grant.revoked = True
+            self._movers.revoke(grant.mover_id, name, now_s)
         return True
 
     def ended(self, name: bytes, end: Revoked | None) -> None:
@@ -127,9 +135,9 @@ class Granted:
         if end is not None:
             self._note(grant, end)
         self._claims.let_go(grant.held)
-        if grant.over is not None:
-            grant.over(end, grant.chunk_bytes)
-        elif grant.direction is Direction.STORE:
+        for over in grant.overs:
+            over(end, grant.chunk_bytes)
+        if not grant.overs and grant.direction is Direction.STORE:
             self._claims.store_over(*grant.lease)
 
     def mover_reaped(self, mover_id: bytes) -> None:
@@ -142,7 +150,8 @@ class Granted:
 
     def keep_house(self, now_s: float) -> bool:
         """End the grants of leases that ran out; returns whether there were any."""
-        over = [lease for lease, name in self._open.items() if not self._lives(lease, self._grants[name].direction)]
+        unrevoked = [g for g in map(self._grants.__getitem__, self._open.values()) if not g.revoked]
+        over = [grant.lease for grant in unrevoked if not self._lives(grant.lease, grant.direction)]
         for lease in over:
             self.revoke(lease, None, now_s)
         return bool(over)

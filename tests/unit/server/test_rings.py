@@ -7,7 +7,7 @@ import pytest
 from tests.fakes.ring_clients import RingClient, RingWorld, to_write
 
 from kvpool.index.phases import Phase
-from kvpool.model.errors import Busy
+from kvpool.model.errors import Busy, UnknownLease
 from kvpool.model.slots import Disposition
 from kvpool.server.calls import Answer
 from kvpool.wire.messages import RingState
@@ -56,6 +56,41 @@ def test_a_commit_waits_for_the_movers_word(world: RingWorld, anne: RingClient) 
     assert dispositions(world.answers.ended[call]) == [Disposition.STORED] * 2
     assert anne.lookup(0, 1)[1] == 2
     assert (world.slots.phase[to_write(rows)] == Phase.READY).all()
+
+
+def test_a_commit_that_comes_too_late_waits_for_the_movers_word_all_the_same(
+    world: RingWorld, anne: RingClient
+) -> None:
+    """The store ran out and its grant was revoked by that; until the mover says so, it may still write."""
+    mover = anne.join()
+    store_id, grant, rows = anne.prepare(0, 1)
+    world.turn(100.0)
+    assert (world.slots.phase[to_write(rows)] == Phase.LAPSED).all()
+
+    call, answer = anne.commit(store_id, [1, 1])
+
+    assert answer is None
+    assert (world.slots.phase[to_write(rows)] == Phase.LAPSED).all(), "nobody else may get what a mover may write to"
+    world.movers.say_revoked(mover, grant)
+    world.turn()
+    assert dispositions(world.answers.ended[call]) == [Disposition.ABANDONED] * 2
+    assert (world.slots.phase[to_write(rows)] == Phase.FREE).all()
+
+
+def test_a_second_commit_does_not_go_before_the_movers_word(world: RingWorld, anne: RingClient) -> None:
+    mover = anne.join()
+    store_id, grant, _ = anne.prepare(0, 1)
+    first, _ = anne.commit(store_id, [1, 1])
+
+    second, answer = anne.commit(store_id, [1, 1])
+
+    assert answer is None
+    assert anne.lookup(0, 1)[1] == 0
+    world.movers.say_revoked(mover, grant)
+    world.turn()
+    assert dispositions(world.answers.ended[first]) == [Disposition.STORED] * 2
+    assert isinstance(world.answers.ended[second], UnknownLease)
+    assert anne.lookup(0, 1)[1] == 2
 
 
 @pytest.mark.behaviour("D002")
