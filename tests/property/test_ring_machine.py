@@ -116,7 +116,7 @@ class RingMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.stores)
     @rule(place=PLACE, given_up=st.booleans(), times=st.integers(1, 2))
-    def a_store_ends(self, place: int, given_up: bool, times: int) -> None:
+    def a_store_ends(self, place: int, given_up: bool, times: int = 1) -> None:
         client, store_id, _, dispositions = self.stores.pop(place % len(self.stores))
         marks = [int(d == Disposition.WRITE and not given_up) for d in dispositions]
         for _ in range(times):
