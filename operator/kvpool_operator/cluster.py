@@ -7,7 +7,7 @@ The only door to the official client. Everything here runs on one event loop.
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final, Protocol
@@ -51,6 +51,9 @@ _SILENCE: Final = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read
 """A watch without any bookmark for this long is dead; they come about once a minute."""
 _JSON: Final = "application/json"
 _METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
+
+_Page = tuple[Iterable[dict[str, Any]], str]
+"""The objects of one answer of a list, and what to ask for the next one with; empty after the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,22 +225,11 @@ class Cluster:
         """
         selectors = {"labelSelector": labels, "fieldSelector": fields}
         accept = _METADATA_ONLY if metadata_only else _JSON
-        return [item async for item in self._pages(kind.path(namespace), selectors, accept)]
+        return [item async for item in self._pages(kind.path(namespace), selectors, accept, _whole_page)]
 
-    async def each(self, kind: Kind, namespace: str = "", labels: str = "") -> AsyncIterator[dict[str, Any]]:
+    def each(self, kind: Kind, namespace: str = "", labels: str = "") -> AsyncIterator[dict[str, Any]]:
         """As `list`, for what there are thousands of: a page in memory, and of pods and nodes what `lean` keeps."""
-        path, query = kind.path(namespace), {"limit": str(_PAGE)} | ({"labelSelector": labels} if labels else {})
-        while True:
-            text = await self._text("GET", path, query, {"Accept": _JSON})
-            try:
-                found = lean.page(text)
-            except ValueError as e:
-                raise Busy(f"GET {path}: {e}") from e
-            for item in found.items or ():
-                yield lean.raw(item)
-            if not found.following:
-                return
-            query["continue"] = found.following
+        return self._pages(kind.path(namespace), {"labelSelector": labels}, _JSON, _lean_page)
 
     async def watch(self, kind: Kind, namespace: str, version: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         """Changes of *kind* since *version*, each as its type and the object, until the API server ends the stream.
@@ -312,16 +304,21 @@ class Cluster:
         query = {"fieldManager": manager, "force": "true"} | ({"dryRun": "All"} if dry_run else {})
         return await self._call("PATCH", path, query, body=body, content="application/apply-patch+yaml")
 
-    async def _pages(self, path: str, selectors: Mapping[str, str], accept: str) -> AsyncIterator[dict[str, Any]]:
+    async def _pages(
+        self, path: str, selectors: Mapping[str, str], accept: str, read: Callable[[str], _Page]
+    ) -> AsyncIterator[dict[str, Any]]:
         query = {"limit": str(_PAGE), **{name: text for name, text in selectors.items() if text}}
         while True:
-            page = await self._call("GET", path, query, accept=accept)
-            for item in page.get("items") or ():
+            text = await self._text("GET", path, query, {"Accept": accept})
+            try:
+                items, following = read(text)
+            except ValueError as e:
+                raise Busy(f"GET {path}: {e}") from e
+            for item in items:
                 yield item
-            following = page["metadata"].get("continue")
             if not following:
                 return
-            query = {**query, "continue": following}
+            query["continue"] = following
 
     async def _call(
         self,
@@ -331,9 +328,8 @@ class Cluster:
         *,
         body: Mapping[str, Any] | None = None,
         content: str = _JSON,
-        accept: str = _JSON,
     ) -> Any:
-        return json.loads(await self._text(method, path, query, {"Content-Type": content, "Accept": accept}, body))
+        return json.loads(await self._text(method, path, query, {"Content-Type": content, "Accept": _JSON}, body))
 
     async def _send(
         self,
@@ -385,3 +381,13 @@ def _resource(path: str) -> str:
     if parts[:1] == ["namespaces"] and len(parts) > 2:  # noqa: PLR2004 - a namespace, and something in it
         parts = parts[2:]
     return parts[0] if parts else ""
+
+
+def _whole_page(text: str) -> _Page:
+    body = json.loads(text)
+    return body.get("items") or (), body["metadata"].get("continue", "")
+
+
+def _lean_page(text: str) -> _Page:
+    found = lean.page(text)
+    return map(lean.raw, found.items or ()), found.following

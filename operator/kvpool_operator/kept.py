@@ -97,5 +97,5 @@ class Kept:
 def _at_rest(state: DaemonSetState, servers: Iterable[ServerPod]) -> bool:
     """True if every node has a server that is ready and of the newest revision, and nobody is about to change that."""
     found = tuple(servers)
-    good = all(p.ready and p.reachable and not p.deleting and p.revision == state.revision for p in found)
+    good = all(p.reachable and state.is_served_by(p) for p in found)
     return state.settled and len(found) == state.desired and good

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import aiohttp
 
+from kvpool.model.whereabouts import bracketed
 from kvpool_operator.cluster import CHILDREN, CONTROLLER_REVISIONS, EVENTS, NODES, PODS, Cluster
 from kvpool_operator.desired import names
 from kvpool_operator.errors import Absent
@@ -100,14 +101,10 @@ async def read_stats(
 
     async def ask(pod: ServerPod) -> ServerStats | None:
         async with gate:
-            return await _ask(session, template.format(ip=_bracketed(pod.ip), port=port), pod.node)
+            return await _ask(session, template.format(ip=bracketed(pod.ip), port=port), pod.node)
 
     answers = await asyncio.gather(*(ask(p) for p in pods if p.ip and p.reachable and not p.deleting))
     return tuple(a for a in answers if a is not None)
-
-
-def _bracketed(ip: str) -> str:
-    return f"[{ip}]" if ":" in ip else ip
 
 
 async def _ask(session: aiohttp.ClientSession, url: str, node: str) -> ServerStats | None:

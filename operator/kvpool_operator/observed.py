@@ -91,6 +91,10 @@ class DaemonSetState:
         """True once the controller has seen the newest spec."""
         return self.observed_generation >= self.generation
 
+    def is_served_by(self, pod: ServerPod) -> bool:
+        """True if *pod* is made from the newest template, ready, and to stay."""
+        return pod.ready and not pod.deleting and pod.revision == self.revision
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStats:

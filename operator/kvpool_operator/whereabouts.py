@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from kvpool.model.whereabouts import rendered
+from kvpool.model.whereabouts import bracketed, rendered
 from kvpool_operator.observed import DaemonSetState, ServerPod
 
 __all__ = ["Whereabouts", "complete", "listed"]
@@ -45,7 +45,7 @@ class Whereabouts:
 
 def listed(servers: Iterable[ServerPod], port: int) -> str:
     """The list of *servers*: those that have an address and stay."""
-    text = rendered({s.node: f"tcp://{_host(s.ip)}:{port}" for s in servers if s.ip and not s.deleting})
+    text = rendered({s.node: f"tcp://{bracketed(s.ip)}:{port}" for s in servers if s.ip and not s.deleting})
     return text if len(text) <= _MOST_BYTES else text[: text.rindex("\n", 0, _MOST_BYTES) + 1]
 
 
@@ -53,9 +53,4 @@ def complete(state: DaemonSetState | None, servers: Iterable[ServerPod]) -> bool
     """True if every server that is wanted is there, made from the newest template and ready."""
     if state is None or not state.settled:
         return False
-    good = [s for s in servers if s.ready and not s.deleting and s.revision == state.revision]
-    return len(good) == state.desired
-
-
-def _host(ip: str) -> str:
-    return f"[{ip}]" if ":" in ip else ip
+    return sum(state.is_served_by(s) for s in servers) == state.desired

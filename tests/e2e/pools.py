@@ -82,7 +82,7 @@ class Servers:
 
     def wait_chunks(self, node: str, at_least: int) -> None:
         """Wait until the server on *node* holds so many chunks."""
-        self.kube.wait(f"{at_least} chunks on {node}", lambda: self.statistics(node)["chunks"] >= at_least, 30)
+        self.kube.wait(f"{at_least} chunks on {node}", lambda: self._published(node)["chunks"] >= at_least, 30)
 
     def wait_clients(self, node: str, count: int, mode: str) -> None:
         """Wait until so many clients of *node*'s server move bytes in *mode*."""

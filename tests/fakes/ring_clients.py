@@ -44,17 +44,17 @@ class Held:
 
     def finish(self, call: Call, answer: Answer, now_s: float) -> None:
         del now_s
-        if not call.ended:
-            call.ended = True
-            self.open.discard(call)
-            self.ended[call] = answer
+        self._end(call, answer)
 
     def fail(self, call: Call, error: CacheError, now_s: float) -> None:
         del now_s
+        self._end(call, error)
+
+    def _end(self, call: Call, outcome: Answer | CacheError) -> None:
         if not call.ended:
             call.ended = True
             self.open.discard(call)
-            self.ended[call] = error
+            self.ended[call] = outcome
 
     def abandon(self, client: Client) -> None:
         for call in [call for call in self.open if call.owner is client]:

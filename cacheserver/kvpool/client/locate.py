@@ -7,15 +7,15 @@ The first that leads to the server counts. None of them is believed: each addres
 costs time, never a wrong answer. All are asked again at each connection: a replaced server is found where it is now.
 """
 
-import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from kvpool.client.names import addresses_of
 from kvpool.config import ClientConfig
 from kvpool.model.errors import CacheError, ServerUnavailable
-from kvpool.model.whereabouts import MARK, candidates
+from kvpool.model.whereabouts import MARK, bracketed, candidates
 
 __all__ = ["ANYWHERE", "Clues", "Locator", "Source", "at", "resolved", "sources"]
 
@@ -49,11 +49,10 @@ def resolved(host: str, port: int) -> list[str]:
         ServerUnavailable: the name is not known, or lists nothing.
     """
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        hosts = sorted(addresses_of(host))
     except OSError as e:
         raise ServerUnavailable(f"{host} cannot be resolved: {e}") from e
-    hosts = sorted({str(entry[4][0]) for entry in found})
-    return [f"tcp://{f'[{h}]' if ':' in h else h}:{port}" for h in hosts]
+    return [f"tcp://{bracketed(h)}:{port}" for h in hosts]
 
 
 def sources(config: ClientConfig, clues: Clues, ask: Callable[[str, str], Sequence[str]]) -> list[Source]:

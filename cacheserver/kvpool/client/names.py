@@ -15,6 +15,7 @@ from time import monotonic
 from typing import Final
 
 from kvpool.model.errors import ServerUnavailable
+from kvpool.model.whereabouts import bracketed
 
 __all__ = ["Names", "addresses_of"]
 
@@ -77,7 +78,7 @@ class Names:
         if not addresses:
             raise ServerUnavailable(known.problem or f"the name service has not said yet where {host} is")
         known.current = _choice(addresses, known.current, failed=failed)
-        return f"{_SCHEME}{f'[{known.current}]' if ':' in known.current else known.current}:{port}"
+        return f"{_SCHEME}{bracketed(known.current)}:{port}"
 
     def _ask(self, host: str, known: _Known) -> None:
         now_s = monotonic()

@@ -24,6 +24,7 @@ from kvpool.client.state import LinkState
 from kvpool.client.supervise import attempt
 from kvpool.model.errors import Busy, DeadlineExceeded, ServerUnavailable
 from kvpool.model.identity import Mode
+from kvpool.wire.basics import REASON_CHARS
 from kvpool.wire.messages import Register, RingNews, RingState, WatchRing
 
 __all__ = ["RingKeeper"]
@@ -32,7 +33,6 @@ log = logging.getLogger("kvpool.client")
 
 _WATCH_S: Final = 20.0
 _PAUSE_S: Final = 0.2
-_REASON: Final = 1024
 _AGAIN_FIRST_S: Final = 30.0
 _AGAIN_LONGEST_S: Final = 600.0
 
@@ -68,7 +68,7 @@ class RingKeeper:
             self.reason = "mode ring is not among those offered"
             return base
         if self._refused and without:
-            return msgspec.structs.replace(base, modes=without, no_ring=self._refused[:_REASON])
+            return msgspec.structs.replace(base, modes=without, no_ring=self._refused[:REASON_CHARS])
         return msgspec.structs.replace(base, ring=self._port.facts(), process_id=os.getpid())
 
     def on_state(self, _state: LinkState) -> None:
@@ -158,7 +158,7 @@ class RingKeeper:
         told = failure or (ring.retired if ring is not None else "")
         if told:
             self.reason = told
-        request = WatchRing(joined=ring is not None and not told, retired=told[:_REASON], wait_s=_WATCH_S)
+        request = WatchRing(joined=ring is not None and not told, retired=told[:REASON_CHARS], wait_s=_WATCH_S)
         within_s = _WATCH_S + self._link.config.request_s
         call: Call[RingNews] = self._link.submit(request, deadline_s=within_s, epoch=epoch)
         call.then(self._wake)

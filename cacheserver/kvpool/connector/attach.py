@@ -3,7 +3,6 @@
 
 import threading
 from dataclasses import dataclass
-from typing import Final
 
 import msgspec
 
@@ -18,12 +17,10 @@ from kvpool.connector.translate import registration
 from kvpool.model.identity import ClientKind, Mode
 from kvpool.model.reasons import UncachedReason
 from kvpool.transfer.planes import LayoutError
+from kvpool.wire.basics import REASON_CHARS
 from kvpool.wire.messages import Register, Welcome
 
 __all__ = ["Attachment", "Session"]
-
-_REASON: Final = 1024
-"""Longest reason that a registration takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,4 +114,4 @@ class Attachment:
 
 
 def _without_ring(wanted: Register, reason: str) -> Register:
-    return msgspec.structs.replace(wanted, no_ring=reason[:_REASON])
+    return msgspec.structs.replace(wanted, no_ring=reason[:REASON_CHARS])

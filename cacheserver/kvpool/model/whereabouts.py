@@ -7,10 +7,15 @@ A list may be old or wrong in every line: whoever reads it asks each address for
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-__all__ = ["MARK", "candidates", "rendered"]
+__all__ = ["MARK", "bracketed", "candidates", "rendered"]
 
 MARK: Final = "#"
 """Stands between an address and the id of its server."""
+
+
+def bracketed(host: str) -> str:
+    """Return *host* as it stands before a port."""
+    return f"[{host}]" if ":" in host else host
 
 
 def rendered(addresses: Mapping[str, str]) -> str:

@@ -10,7 +10,7 @@ import msgspec
 
 from kvpool.config import ServerConfig
 
-__all__ = ["EVERY", "bracketed", "dual_stack", "with_addresses"]
+__all__ = ["EVERY", "dual_stack", "with_addresses"]
 
 EVERY: Final = "*"
 _BOTH: Final = "::"
@@ -41,8 +41,3 @@ def with_addresses(config: ServerConfig, six: Callable[[], bool] = dual_stack) -
     if http.operations_host == EVERY:
         http = msgspec.structs.replace(http, operations_host=every)
     return msgspec.structs.replace(config, listen=listen, http=http)
-
-
-def bracketed(host: str) -> str:
-    """Return *host* as it stands before a port."""
-    return f"[{host}]" if ":" in host else host

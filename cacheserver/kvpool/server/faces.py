@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 from kvpool.config import HttpConfig
 from kvpool.model.errors import CacheError
-from kvpool.server.addresses import bracketed
+from kvpool.model.whereabouts import bracketed
 from kvpool.server.http import AdminFace, ClearOrder, HttpServer, OperationsFace, serve_admin, serve_operations
 from kvpool.server.mover_table import MoverRow, mover_table
 from kvpool.server.parts import Parts

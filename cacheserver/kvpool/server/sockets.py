@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 import zmq
 
 from kvpool.config import LimitConfig
+from kvpool.model.whereabouts import bracketed
 from kvpool.server.paths import ListenError, SocketLock, claim, created_with
 
 __all__ = ["Arrival", "Frontend", "Origin", "Peer", "Sent", "Unread", "curve_pair", "curve_public"]
@@ -245,7 +246,7 @@ def curve_public(secret: bytes) -> bytes:
 
 
 def _tcp(host: str, port: int) -> str:
-    return f"tcp://[{host}]:{port or '*'}" if ":" in host else f"tcp://{host}:{port or '*'}"
+    return f"tcp://{bracketed(host)}:{port or '*'}"
 
 
 def _why(error: zmq.ZMQError) -> Sent:

@@ -1,17 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every message is made of: envelopes, bases, the error reply, and kinds of fields."""
 
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Final, Generic, TypeVar
 
 from msgspec import Meta, Struct
 
-__all__ = ["Count", "Digest", "Envelope", "Failed", "Id128", "Reply", "ReplyEnvelope", "Request", "RequestId", "Small"]
+__all__ = [
+    "REASON_CHARS",
+    "Count",
+    "Digest",
+    "Envelope",
+    "Failed",
+    "Id128",
+    "Reason",
+    "Reply",
+    "ReplyEnvelope",
+    "Request",
+    "RequestId",
+    "Small",
+]
+
+REASON_CHARS: Final = 1024
+"""Longest text for people that a client may send; it cuts what is longer."""
+
 
 Id128 = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
 RequestId = Annotated[str, Meta(min_length=1, max_length=256)]
 Count = Annotated[int, Meta(ge=0)]
 Small = Annotated[int, Meta(ge=0, le=65535)]
+Reason = Annotated[str, Meta(max_length=REASON_CHARS)]
 
 R = TypeVar("R", bound="Reply")
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from kvpool.model.identity import GroupSpec, Mode, Namespace
-from kvpool.wire.basics import Count, Reply, Request, Small
+from kvpool.wire.basics import Count, Reason, Reply, Request, Small
 
 __all__ = ["Register", "Registered", "RingFacts", "RingNews", "RingState", "Unregister", "Unregistered", "WatchRing"]
 
@@ -60,7 +60,7 @@ class Register(Request[Registered], frozen=True, kw_only=True, tag="register"):
     process_id: Count = 0
     """The client's, in its own namespace: its mover gets another one, or the driver would refuse the ring."""
 
-    no_ring: Annotated[str, Meta(max_length=1024)] = ""
+    no_ring: Reason = ""
     """Why a client that could have a ring has none, for people."""
 
 
@@ -101,7 +101,7 @@ class WatchRing(Request[RingNews], frozen=True, kw_only=True, tag="watch_ring"):
     joined: bool = False
     """True: chunks of this client's stores and loads may go through the ring."""
 
-    retired: Annotated[str, Meta(max_length=1024)] = ""
+    retired: Reason = ""
     """Why the client uses its ring no more; the mover is ended."""
 
     wait_s: Annotated[float, Meta(ge=0, le=60)] = 0.0

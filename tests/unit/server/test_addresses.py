@@ -4,7 +4,8 @@
 import pytest
 
 from kvpool.config import HttpConfig, ListenConfig, ServerConfig
-from kvpool.server.addresses import bracketed, with_addresses
+from kvpool.model.whereabouts import bracketed
+from kvpool.server.addresses import with_addresses
 
 
 @pytest.mark.parametrize(("six", "expected"), [(True, "::"), (False, "0.0.0.0")])

@@ -25,20 +25,21 @@ def client(client_id: bytes, kind: ClientKind = ClientKind.WORKER, **fields: obj
     return made
 
 
+SHOWN = {
+    "pid": 7,
+    "gpu": "GPU-1",
+    "state": "ready",
+    "joined": True,
+    "slots": 4,
+    "slot_bytes": 32,
+    "stored_bytes": 64,
+    "loaded_bytes": 96,
+    "age_s": 2.5,
+}
+
+
 def mover(client_id: bytes = ANNE) -> MoverNumbers:
-    return MoverNumbers(
-        client_id=client_id,
-        pid=7,
-        gpu="GPU-1",
-        state="ready",
-        joined=True,
-        slots=4,
-        slot_bytes=32,
-        stored_bytes=64,
-        loaded_bytes=96,
-        age_s=2.5,
-        reason="",
-    )
+    return MoverNumbers(client_id=client_id, reason="", **SHOWN)
 
 
 def test_a_worker_with_a_mover_is_one_row() -> None:
@@ -50,15 +51,7 @@ def test_a_worker_with_a_mover_is_one_row() -> None:
             label="a",
             mode="ring",
             mode_reason="the client has a ring",
-            pid=7,
-            gpu="GPU-1",
-            state="ready",
-            joined=True,
-            slots=4,
-            slot_bytes=32,
-            stored_bytes=64,
-            loaded_bytes=96,
-            age_s=2.5,
+            **SHOWN,
         )
     ]
 

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from kvpool.cli.doctor.facts import GpuFacts, GpusFacts
-from kvpool.cli.doctor.probe import Probed
+from kvpool.cli.doctor.probe import Probed, last_words
 from kvpool.transfer.mover.inventory import Gpu, InventoryError, visible_gpus
 
 __all__ = ["gpus_facts", "probe_in_child"]
@@ -69,5 +69,4 @@ def probe_in_child(uuid: str, directory: str) -> Probed:
     try:
         return msgspec.json.decode(done.stdout, type=Probed)
     except msgspec.MsgspecError:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        return Probed(problem=f"its trial ended with {done.returncode}: {said[-1] if said else 'without a word'}")
+        return Probed(problem=f"its trial ended with {done.returncode}: {last_words(done) or 'without a word'}")

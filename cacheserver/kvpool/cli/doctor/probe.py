@@ -19,7 +19,7 @@ import msgspec
 
 from kvpool.transfer.cuda import Context, CudaError
 
-__all__ = ["Driver", "Probed", "open_in_child", "probe"]
+__all__ = ["Driver", "Probed", "last_words", "open_in_child", "probe"]
 
 BYTES: Final = 256 << 20
 TIMES: Final = 4
@@ -150,8 +150,12 @@ def open_in_child(uuid: str, handle: bytes) -> str:
         return f"it did not open within {OPEN_S:.0f} s"
     if not done.returncode:
         return ""
-    said = done.stderr.decode(errors="replace").strip().splitlines()
-    return said[-1] if said else f"its process ended with {done.returncode}"
+    return last_words(done) or f"its process ended with {done.returncode}"
+
+
+def last_words(done: subprocess.CompletedProcess[bytes]) -> str:
+    """Return the last line that a process wrote to its standard error."""
+    return (done.stderr.decode(errors="replace").strip().splitlines() or [""])[-1]
 
 
 def _device(uuid: str) -> Context:
