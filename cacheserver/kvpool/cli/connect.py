@@ -144,10 +144,10 @@ class Probe(Session):
 
 def listening_problem(address: str, timeout_s: float = 2.0) -> str:
     """Say why nothing can connect to *address*, with the remedy; empty if something listens there."""
-    parts = urlsplit(address)
     path = address.removeprefix("ipc://")
     try:
-        if parts.scheme == "tcp":
+        if address.startswith("tcp://"):
+            parts = urlsplit(address)
             socket.create_connection((parts.hostname or "", parts.port or 0), timeout_s).close()
         else:
             _touch(path, timeout_s)
@@ -159,6 +159,8 @@ def listening_problem(address: str, timeout_s: float = 2.0) -> str:
         return "nobody listens there; start a server with `kvpool server`, or name the right address"
     except OSError as e:
         return f"{e.strerror or e}; check the address, and that its network can be reached from here"
+    except ValueError as e:  # no port, no name
+        return f"{e}; check the address"
     return ""
 
 

@@ -10,7 +10,7 @@ sent in it (an EndRequest, a FreeLookup) never has to be sent later.
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from time import monotonic
 from typing import TypeVar
 
@@ -21,20 +21,21 @@ from kvpool.client.desk import Desk
 from kvpool.client.gate import CopyGate
 from kvpool.client.keeper import Keeper
 from kvpool.client.locate import Clues, Locator, sources
+from kvpool.client.names import Names
+from kvpool.client.rollcall import Answered, who_they_are
 from kvpool.client.segments import Segments
-from kvpool.client.session import Session, SessionOverError
+from kvpool.client.session import Session, SessionOverError, greeting
 from kvpool.client.socket import Door
 from kvpool.client.state import LinkState
 from kvpool.config import ClientConfig
 from kvpool.model.errors import ServerUnavailable
 from kvpool.model.identity import ClientKind, Role
 from kvpool.model.reasons import UncachedReason
-from kvpool.wire.messages import Register, Reply, Request, Welcome
+from kvpool.wire.messages import Hello, Register, Reply, Request, Welcome
 
 __all__ = ["Link"]
 
 R = TypeVar("R", bound=Reply)
-T = TypeVar("T")
 
 
 class Link:
@@ -64,10 +65,12 @@ class Link:
         self.config = config
         self.kind = kind
         self.role = role or config.role
-        self._locator = Locator(config.server, self._identify, sources(config, clues or Clues(), self._ask_for))
+        self._names = Names()
+        looked_into = sources(config, clues or Clues(), self._look_up, self._ask_for)
+        self._locator = Locator(config.server, self._identify, looked_into)
         self.client_id = os.urandom(16)
         """Random for each process's link, never a process id: those repeat over containers."""
-        door = Door()
+        door = Door(self._names)
         self.gate = CopyGate(door.wake)
         """Every copy with a session's placements runs inside it."""
         self._door = door
@@ -172,24 +175,23 @@ class Link:
         config = replace(self.config, server=self._locator.find())
         return Session(self._door, config, self.kind, self.client_id, self.role)
 
-    def _identify(self, address: str) -> str:
-        """Ask the server at *address* who it is; on the link's thread."""
-        return self._asked(address, lambda session: session.hello().server_id)
+    def _look_up(self, host: str) -> tuple[str, ...]:
+        return self._names.addresses(host, self.config.connect_s)
+
+    def _identify(self, addresses: Sequence[str]) -> Generator[Answered, None, None]:
+        """Ask the servers at *addresses* who they are; on the link's thread."""
+
+        def hello() -> Hello:
+            return greeting(self.config, ClientKind.PROBE, os.urandom(16), self.role)
+
+        return who_they_are(self._door, self.config, hello, addresses, lambda: self._closed)
 
     def _ask_for(self, address: str, server_id: str) -> tuple[str, ...]:
         """Ask the server at *address* where another one is; on the link's thread."""
-
-        def asked(session: Session) -> tuple[str, ...]:
-            session.hello()
-            return session.locate(server_id)
-
-        return self._asked(address, asked)
-
-    def _asked(self, address: str, question: Callable[[Session], T]) -> T:
-        """Put one question to the server at *address*."""
         session = Session(self._door, replace(self.config, server=address), ClientKind.PROBE, os.urandom(16), self.role)
         try:
-            return question(session)
+            session.hello(lambda: self._closed)
+            return session.locate(server_id)
         except SessionOverError as e:
             raise e.error from e
         finally:

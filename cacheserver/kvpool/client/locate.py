@@ -7,23 +7,26 @@ The first that leads to the server counts. None of them is believed: each addres
 costs time, never a wrong answer. All are asked again at each connection: a replaced server is found where it is now.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kvpool.client.names import addresses_of
+from kvpool.client.rollcall import Answered
 from kvpool.config import ClientConfig
 from kvpool.model.errors import CacheError, ServerUnavailable
 from kvpool.model.whereabouts import MARK, bracketed, candidates
 
-__all__ = ["ANYWHERE", "Clues", "Locator", "Source", "at", "resolved", "sources"]
+__all__ = ["ANYWHERE", "Clues", "Locator", "Source", "at", "sources"]
 
 ANYWHERE: Final = "anywhere"
 """Address of a server of which only the id is known."""
 
 Source = Callable[[str], Sequence[str]]
 """From a server's id to addresses where it may be; raises CacheError if it cannot tell."""
+
+Identify = Callable[[Sequence[str]], Generator[Answered, None, None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,25 +45,18 @@ def at(address: str, server_id: str) -> str:
     return f"{address or ANYWHERE}{MARK}{server_id}"
 
 
-def resolved(host: str, port: int) -> list[str]:
-    """Addresses of *host*, each once, in a stable order.
-
-    Raises:
-        ServerUnavailable: the name is not known, or lists nothing.
-    """
-    try:
-        hosts = sorted(addresses_of(host))
-    except OSError as e:
-        raise ServerUnavailable(f"{host} cannot be resolved: {e}") from e
-    return [f"tcp://{bracketed(h)}:{port}" for h in hosts]
-
-
-def sources(config: ClientConfig, clues: Clues, ask: Callable[[str, str], Sequence[str]]) -> list[Source]:
+def sources(
+    config: ClientConfig,
+    clues: Clues,
+    look_up: Callable[[str], Sequence[str]],
+    ask: Callable[[str, str], Sequence[str]],
+) -> list[Source]:
     """Return what to look into for a server of another node, in order.
 
     Args:
         config: whose ``server`` is that server's ``at``.
         clues: what else is known.
+        look_up: returns the addresses of a host's name; raises CacheError.
         ask: asks the server at an address where the one of an id is.
     """
     name = config.server.partition(MARK)[0]
@@ -68,7 +64,7 @@ def sources(config: ClientConfig, clues: Clues, ask: Callable[[str, str], Sequen
     if clues.told and clues.told != clues.home:
         found.append(lambda _: [clues.told])
     if name != ANYWHERE:
-        found.append(lambda _: _listed_by(name))
+        found.append(lambda _: _listed_by(name, look_up))
     if clues.home:
         found.append(lambda server_id: ask(clues.home, server_id))
     if config.servers_file:
@@ -78,9 +74,9 @@ def sources(config: ClientConfig, clues: Clues, ask: Callable[[str, str], Sequen
     return found
 
 
-def _listed_by(name: str) -> list[str]:
+def _listed_by(name: str, look_up: Callable[[str], Sequence[str]]) -> list[str]:
     host, _, port = name.removeprefix("tcp://").rpartition(":")
-    return resolved(host.strip("[]"), int(port))
+    return [f"tcp://{bracketed(address)}:{port}" for address in sorted(look_up(host.strip("[]")))]
 
 
 def _read(path: str, server_id: str) -> tuple[str, ...]:
@@ -95,11 +91,11 @@ class Locator:
 
     Args:
         address: any address; those without an id are where they say.
-        identify: asks an address for its server's id.
+        identify: asks addresses for their servers' ids; yields each answer as it comes.
         looked_into: what to look into for the others, in order.
     """
 
-    def __init__(self, address: str, identify: Callable[[str], str], looked_into: Sequence[Source] = ()) -> None:
+    def __init__(self, address: str, identify: Identify, looked_into: Sequence[Source] = ()) -> None:
         self._address, _, self._server_id = address.partition(MARK)
         self._identify = identify
         self._sources = looked_into
@@ -131,12 +127,12 @@ class Locator:
     def _among(self, listed: Sequence[str], problems: list[str]) -> str:
         """Return the one of *listed* that is the server; empty if none is."""
         problem = ""
-        for address in sorted(listed, key=lambda a: a != self._last):
-            try:
-                if self._identify(address) == self._server_id:
+        with closing(self._identify(sorted(listed, key=lambda a: a != self._last))) as answers:
+            for address, answer in answers:
+                if answer == self._server_id:
                     self._last = address
                     return address
-            except CacheError as e:
-                problem = f"one did not answer: {e}"
+                if isinstance(answer, CacheError):
+                    problem = f"one did not answer: {answer}"
         problems += [problem] if problem else []
         return ""

@@ -29,7 +29,7 @@ def addresses_of(name: str) -> list[str]:
 
     Raises:
         OSError: the name is not known, or the name service does not answer.
-        UnicodeError: it cannot be a name.
+        ValueError: it cannot be a name.
     """
     found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
@@ -71,14 +71,26 @@ class Names:
         host, _, port = address.removeprefix(_SCHEME).rpartition(":")
         if not address.startswith(_SCHEME) or _is_number(host):
             return address
+        addresses, known = self.addresses(host, wait_s), self._known[host]
+        known.current = _choice(addresses, known.current, failed=failed)
+        return f"{_SCHEME}{bracketed(known.current)}:{port}"
+
+    def addresses(self, host: str, wait_s: float) -> tuple[str, ...]:
+        """Return all addresses of a name, each once; those of last time while the name service is slow.
+
+        Args:
+            host: a name, or a number, which is its own address.
+            wait_s: for the name service, if nothing is known. The question goes on after that.
+
+        Raises:
+            ServerUnavailable: nothing is known of the name yet.
+        """
         known = self._known.setdefault(host, _Known())
         self._ask(host, known)
         known.answered.wait(_KNOWN_WAIT_S if known.addresses else wait_s)
-        addresses = tuple(known.addresses)
-        if not addresses:
+        if not (addresses := tuple(known.addresses)):
             raise ServerUnavailable(known.problem or f"the name service has not said yet where {host} is")
-        known.current = _choice(addresses, known.current, failed=failed)
-        return f"{_SCHEME}{bracketed(known.current)}:{port}"
+        return addresses
 
     def _ask(self, host: str, known: _Known) -> None:
         now_s = monotonic()
@@ -92,7 +104,7 @@ class Names:
     def _answer(self, host: str, known: _Known) -> None:
         try:
             known.addresses = self._look_up(host)
-        except (OSError, UnicodeError) as e:
+        except (OSError, ValueError) as e:  # no name at all is a UnicodeError, mostly
             known.problem = f"{host} cannot be resolved: {e}"
         finally:
             known.answered.set()

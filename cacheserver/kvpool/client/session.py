@@ -49,7 +49,7 @@ from kvpool.wire.messages import (
 )
 from kvpool.wire.versions import VERSION_MAX, VERSION_MIN
 
-__all__ = ["Session", "SessionOverError"]
+__all__ = ["Session", "SessionOverError", "greeting"]
 
 R = TypeVar("R", bound=Reply)
 
@@ -66,6 +66,25 @@ class SessionOverError(Exception):
     def __init__(self, error: CacheError) -> None:
         super().__init__(str(error))
         self.error = error
+
+
+def greeting(config: ClientConfig, kind: ClientKind, client_id: bytes, role: Role) -> Hello:
+    """Return the Hello of a client.
+
+    Raises:
+        IdentityRefused: the credential cannot be read.
+    """
+    return Hello(
+        version_min=VERSION_MIN,
+        version_max=VERSION_MAX,
+        kind=kind,
+        client_id=client_id,
+        self_test=keys.self_test(),
+        role=role,
+        client_version=__version__,
+        label=config.label,
+        credential=read_credential(config),
+    )
 
 
 class Session:
@@ -113,7 +132,7 @@ class Session:
         """
         self._given_up = given_up
         ends_s = monotonic() + self._handshake_s
-        welcome = self._exchange(self._greeting(), ends_s)
+        welcome = self._exchange(greeting(self._config, self.kind, self._client_id, self._role), ends_s)
         self.welcome = welcome
         self._silent_s = max(2 * welcome.heartbeat_s, self._config.request_s)
         self._beat_s = monotonic() + welcome.heartbeat_s
@@ -302,16 +321,3 @@ class Session:
     def _pipe(self, window: int) -> Pipe:
         config = self._config
         return Pipe(self._door.connect(config.server, self._server_key, config.connect_s), window, config.transfer_s)
-
-    def _greeting(self) -> Hello:
-        return Hello(
-            version_min=VERSION_MIN,
-            version_max=VERSION_MAX,
-            kind=self.kind,
-            client_id=self._client_id,
-            self_test=keys.self_test(),
-            role=self._role,
-            client_version=__version__,
-            label=self._config.label,
-            credential=read_credential(self._config),
-        )

@@ -92,7 +92,7 @@ class EngineRing:
 def _join(address: str, join: Join, ends_s: float) -> Pipe[ToClient]:
     try:
         connection = _connect(address, max(0.001, ends_s - monotonic()))
-    except OSError as e:
+    except (OSError, ValueError) as e:  # the latter: what cannot be a name or a port
         raise RingRetiredError(f"the mover cannot be joined: {e}") from e
     pipe: Pipe[ToClient] = Pipe(connection, ToClient)
     try:

@@ -55,6 +55,13 @@ def test_closed_port() -> None:
     assert "nobody listens" in listening_problem(f"tcp://127.0.0.1:{port}")
 
 
+@pytest.mark.parametrize(
+    "address", [f"tcp://{'a' * 64}.test:1", "tcp://a..b:1", "tcp://localhost:99999", "tcp://[::1:7410"]
+)
+def test_what_cannot_be_an_address(address: str) -> None:
+    assert "check the address" in listening_problem(address)
+
+
 def test_short_work_shows_no_progress() -> None:
     out = io.StringIO()
 

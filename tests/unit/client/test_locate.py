@@ -3,7 +3,8 @@
 
 import pytest
 
-from kvpool.client.locate import Clues, Locator, at, resolved, sources
+from kvpool.client.locate import Clues, Locator, at, sources
+from kvpool.client.names import Names
 from kvpool.config import ClientConfig
 from kvpool.model.errors import ServerUnavailable
 from kvpool.model.whereabouts import candidates, rendered
@@ -23,11 +24,10 @@ class Pool:
         self.servers = {address(a.strip("_")): server_id for a, server_id in servers.items()}
         self.asked = []
 
-    def identify(self, address):
-        self.asked.append(address)
-        if self.servers.get(address) is None:
-            raise ServerUnavailable("silent")
-        return self.servers[address]
+    def identify(self, addresses):
+        for address in addresses:
+            self.asked.append(address)
+            yield address, self.servers.get(address) or ServerUnavailable("silent")
 
     def locator(self, server_id):
         return Locator(at(NAME, server_id), self.identify, [lambda _: list(self.servers)])
@@ -83,26 +83,26 @@ def test_a_source_that_knows_nothing_does_not_hide_the_next_and_nobody_is_asked_
         locator.find()
 
 
-def test_all_that_is_known_is_looked_into_in_order(tmp_path, monkeypatch):
+def test_all_that_is_known_is_looked_into_in_order(tmp_path):
     looked = []
 
-    def names(host, port):
-        looked.append(f"{host}:{port}")
-        return [address(2)]
+    def look_up(host):
+        looked.append(host)
+        return ["2001:db8::1", "192.0.2.2"]
 
     def ask(home, server_id):
         looked.append(f"{home}?{server_id}")
         return [address(3)]
 
-    monkeypatch.setattr("kvpool.client.locate.resolved", names)
     file = tmp_path / "servers"
     file.write_text(f"{address(4)}#b\n{address(8)}#c\n")
     config = ClientConfig(server=at(NAME, "b"), servers_file=str(file), servers=(address(5),))
 
-    found = [tuple(source("b")) for source in sources(config, Clues("tcp://worker:1", HOME), ask)]
+    found = [tuple(source("b")) for source in sources(config, Clues("tcp://worker:1", HOME), look_up, ask)]
 
-    assert found == [("tcp://worker:1",), (address(2),), (address(3),), (address(4),), (address(5),)]
-    assert looked == ["kvpool-main-servers.models.svc:7410", f"{HOME}?b"]
+    named = (address(2), "tcp://[2001:db8::1]:7410")
+    assert found == [("tcp://worker:1",), named, (address(3),), (address(4),), (address(5),)]
+    assert looked == ["kvpool-main-servers.models.svc", f"{HOME}?b"]
 
 
 def test_what_is_not_known_is_not_looked_into():
@@ -111,12 +111,13 @@ def test_what_is_not_known_is_not_looked_into():
     def ask(*_):
         pytest.fail("asked")
 
-    assert sources(ClientConfig(server=at("", "b")), Clues(), ask) == []
-    assert len(sources(ClientConfig(server=at("", "b")), Clues(HOME, HOME), ask)) == 1
+    assert sources(ClientConfig(server=at("", "b")), Clues(), ask, ask) == []
+    assert len(sources(ClientConfig(server=at("", "b")), Clues(HOME, HOME), ask, ask)) == 1
 
 
 def test_a_list_that_is_not_there_yet_is_no_answer(tmp_path):
-    (look,) = sources(ClientConfig(server=at("", "b"), servers_file=str(tmp_path / "none")), Clues(), lambda *_: ())
+    config = ClientConfig(server=at("", "b"), servers_file=str(tmp_path / "none"))
+    (look,) = sources(config, Clues(), lambda _: (), lambda *_: ())
     with pytest.raises(ServerUnavailable, match="none cannot be read"):
         look("b")
 
@@ -133,7 +134,9 @@ def test_a_list_names_servers_or_leaves_it_to_them():
 
 
 def test_a_name_is_resolved_to_each_address_once():
-    assert resolved("127.0.0.1", 7410) == ["tcp://127.0.0.1:7410"]
-    assert resolved("::1", 7410) == ["tcp://[::1]:7410"]
-    with pytest.raises(ServerUnavailable, match=r"nowhere\.invalid"):
-        resolved("nowhere.invalid", 1)
+    names = Names()
+    assert names.addresses("127.0.0.1", 5) == ("127.0.0.1",)
+    assert names.addresses("::1", 5) == ("::1",)
+    for no_name in ("nowhere.invalid", f"{'a' * 64}.test", "a..b", "a\0b"):
+        with pytest.raises(ServerUnavailable, match="cannot be resolved"):
+            names.addresses(no_name, 30)

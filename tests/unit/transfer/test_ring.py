@@ -464,6 +464,12 @@ def test_nobody_listens_there(tmp_path: Path) -> None:
         EngineRing(device(tmp_path), f"unix:{tmp_path / 'none'}", b"s" * 16, soon())
 
 
+@pytest.mark.parametrize("address", [f"tcp:{'a' * 64}.test:1", "tcp:127.0.0.1:", "tcp:[::1:7410"])
+def test_what_cannot_be_an_address(tmp_path: Path, address: str) -> None:
+    with pytest.raises(RingRetiredError, match="cannot be joined"):
+        EngineRing(device(tmp_path), address, b"s" * 16, soon())
+
+
 def test_a_mover_that_is_not_ready_in_time_is_killed(tmp_path: Path) -> None:
     engine = device(tmp_path)
     with MoverRig(tmp_path, engine.ring, command=("sleep", "60"), limits=MoverLimits(start_s=0.05)) as rig:
