@@ -4,7 +4,7 @@
 import re
 
 import yaml
-from tests.chart.rendering import Helm, identity
+from tests.chart.rendering import Helm, identity, rights
 from tools.chart import DEPLOY, ROOT
 from tools.images import IMAGES
 
@@ -40,3 +40,24 @@ def test_what_it_deletes_is_what_the_file_brings() -> None:
 
 def test_it_names_every_image() -> None:
     assert all(f"`{image.name}`" in GUIDE for image in IMAGES.values())
+
+
+WORDS = {
+    "kvcachepools": "pools",
+    "kvcachepools/status": "their status",
+    "pods/eviction": "evict",
+    "runtimeclasses": "runtime classes",
+    "leases": "lease",
+}
+"""What the guide calls them."""
+
+
+def test_its_tables_of_rights_name_everything_that_is_granted(helm: Helm) -> None:
+    said = GUIDE.partition("## What the operator may do")[2].partition("\n## ")[0].lower()
+    roles = [
+        o for o in helm.template() if o["kind"] in ("ClusterRole", "Role") and ":pool-" not in o["metadata"]["name"]
+    ]
+    granted = {(group, resource) for role in roles for group, resource, _, _ in rights(role["rules"])}
+
+    assert len(granted) > 15
+    assert not [r for _, r in sorted(granted) if WORDS.get(r, r.removesuffix("s")) not in said]
