@@ -37,6 +37,7 @@ def test_the_label_wires_an_engine_to_the_sample(helm: Helm) -> None:
     (label,) = re.findall(r"^    (kvpool\.dev/pool: \S+)$", helm.notes(), re.MULTILINE)
 
     assert yaml.safe_load(label) == {POOL_LABEL: sample(helm.notes()).name}
+    assert sample(helm.notes()).spec.clients.payload is not None, "no image of vLLM has the connector by itself"
 
 
 def test_the_commands_name_this_release(helm: Helm) -> None:
