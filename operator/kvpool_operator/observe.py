@@ -136,6 +136,7 @@ def _stats(raw: Mapping[str, Any], node: str) -> ServerStats:
         wanted_bytes=int(raw.get("l1_wanted_bytes", 0)),
         mapped_bytes=int(raw.get("l1_mapped_bytes", 0)),
         refused=str(raw.get("config_refused", "")),
+        live_digest=str(raw.get("live_digest", "")),
         gpus=None if raw.get("gpus") is None else int(raw["gpus"]),
         gpu_reason=str(raw.get("gpu_reason", "")),
     )

@@ -112,6 +112,8 @@ class ServerStats:
     """Memory that it does not use any more and that engines have still mapped."""
     refused: str = ""
     """Why it does not follow its configuration."""
+    live_digest: str = ""
+    """Name of the settings that it follows without a restart; empty if it does not say."""
     used_bytes: int = 0
     clients: int = 0
     lookups: Mapping[str, int] = field(default_factory=dict)
@@ -167,6 +169,8 @@ class Observed:
     """Time that a server may need to get ready; one that takes its time within it is no problem."""
     pods_refused: str = ""
     """Why pods cannot even be made, such as a namespace that allows less than they need."""
+    live_digest: str = ""
+    """Name of the settings that servers should follow."""
     error: str = ""
     """Why the spec or an object made from it was refused."""
 

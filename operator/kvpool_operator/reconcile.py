@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from kvpool import config
 from kvpool_operator import children, observe
 from kvpool_operator.cluster import PODS, POOLS, Cluster
 from kvpool_operator.desired import Facts, config_map, gpu, manifests, memory
@@ -250,6 +251,7 @@ class Reconciler:
             node_gpus=await self.surroundings.node_gpus() if gpu.has_gpus(pool) else {},
             request_bytes=memory.request_bytes(pool),
             startup_s=memory.startup_s(pool),
+            live_digest=config.live_digest(config_map.server_config(pool, facts)),
             pods_refused=await observe.refusal(self.cluster, pool, state, servers),
             error=error,
         )

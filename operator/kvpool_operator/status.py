@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from kvpool_operator.followed import l1_resized, settings_followed
 from kvpool_operator.gpu_access import gpu_access, gpu_troubles
-from kvpool_operator.l1_size import l1_resized
 from kvpool_operator.observed import MISSED, Observed, ServerPod
 from kvpool_operator.spec.pool import Pool
 from kvpool_operator.spec.quantity import binary
@@ -88,6 +88,7 @@ def _findings(pool: Pool, seen: Observed, servers: Servers, progress: Progress, 
         "Degraded": _degraded(servers, progress, problems),
         "GPUAccessReady": gpu_access(pool, seen),
         "L1Resized": l1_resized(pool, seen),
+        "SettingsFollowed": settings_followed(seen),
         "ClientsWired": _clients_wired(seen),
         "Hitting": hitting(seen),
     }

@@ -17,6 +17,7 @@ from tests.cluster.releases import Release
 from tests.cluster.servers import Statistics, statistics
 from tests.cluster.test_operator import change, make_pool, wait_for_condition
 
+from kvpool.config import decode_server, live_digest
 from kvpool_operator.cluster import CHILDREN, NODES, PODS, POOLS
 from kvpool_operator.desired.gpu import DRIVER_STATE_LABEL
 
@@ -232,17 +233,26 @@ FOLLOWED: list[dict[str, Any]] = [
 """Changes that running servers take from their file."""
 
 
-def test_what_servers_follow_reaches_their_file_and_moves_no_pod(
-    api: Caller, replica: Operator, namespace: str
+def test_what_servers_follow_reaches_their_file_and_moves_no_pod_and_the_status_says_when(
+    api: Caller, replica: Operator, numbers: Statistics, namespace: str
 ) -> None:
+    def servers_follow() -> None:
+        """Every server has read the file as it is now."""
+        config = decode_server(json.dumps(server_file(api, namespace)).encode(), {})
+        numbers.more = {"live_digest": live_digest(config)}
+        wait_for_condition(api, namespace, "SettingsFollowed", "True", "ByAllServers")
+
     make_pool(api, namespace, placement=HERE)
     wait_for_condition(api, namespace, "Ready", "True")
+    servers_follow()
     before, files = uids(api(pods(api, namespace))), [server_file(api, namespace)]
     daemon_set = api(api.cluster.get(CHILDREN["DaemonSet"], namespace, "kvpool-a"))
     for part in FOLLOWED:
         change(api, POOLS, namespace, "a", lambda body, part=part: body["spec"].update(part))
+        wait_for_condition(api, namespace, "SettingsFollowed", "False", "Spreading")
         wait_for_condition(api, namespace, "Progressing", "False")
         wait_for_condition(api, namespace, "Ready", "True")
+        servers_follow()
         files.append(server_file(api, namespace))
         assert uids(api(pods(api, namespace))) == before, part
 

@@ -14,7 +14,7 @@ from tests.fakes.clients import FakeEngine, digests, until
 from tests.fakes.server_process import ServerProcess
 
 from kvpool.arena.opening import open_arena
-from kvpool.config import L1Config
+from kvpool.config import L1Config, decode_server, live_digest
 from kvpool.model.identity import Mode
 
 MIB = 1 << 20
@@ -167,6 +167,21 @@ def test_what_cannot_be_followed_is_said_and_the_server_goes_on(live: Live) -> N
     with FakeEngine(live.process.address, Mode.STREAMED) as engine:
         engine.healthy()
         assert engine.worker_link.state.welcome.chunk_tokens == 16, "it counts from the next start on"
+
+
+def test_the_status_names_the_settings_that_are_followed(live: Live) -> None:
+    def digest(**more: Any) -> str:
+        return live_digest(decode_server(json.dumps(live.process.config | more).encode(), {}))
+
+    live.reaches(live_digest=digest())
+
+    live.process.config["auth"] = {"tenant": "guests"}
+    live.change(quotas={"guests": 0.5})
+    guests = live.reaches(live_digest=digest())["live_digest"]
+
+    live.change(quotas={"a": 0.6, "b": 0.6})
+    refusing = until(lambda: s if (s := live.status())["config_refused"] else None, 20)
+    assert refusing["live_digest"] == guests, "it goes on with what it had"
 
 
 def test_a_restart_at_another_size_keeps_what_fits(live: Live) -> None:

@@ -20,6 +20,7 @@ from kvpool.config import (
     decode_client,
     decode_server,
     leaf_fields,
+    live_digest,
     parse_bytes,
     render,
     restart_fields,
@@ -216,3 +217,23 @@ def test_every_other_field_counts_from_the_next_start_on() -> None:
     assert restart_fields(ServerConfig(), changed) == ["auth.leeway_s", "chunk_tokens", "log.format"]
     assert without_live(changed) != without_live(ServerConfig())
     assert {".".join(path) for path, _ in leaf_fields(ServerConfig).values()} >= LIVE_FIELDS
+
+
+def test_one_digest_stands_for_what_is_followed_and_for_nothing_else() -> None:
+    followed: list[dict[str, object]] = [
+        {"auth": {"namespaces": ["n"]}},
+        {"auth": {"tenant": "t"}},
+        {"auth": {"tenants": {"n": "t"}}},
+        {"l1": {"evict_above": 0.98}},
+        {"l1": {"evict_to": 0.5}},
+        {"l1": {"quotas": {"a": 0.5}}},
+        {"log": {"level": "debug"}},
+    ]
+    told_elsewhere = {"l1": {"size_bytes": 64 << 20}, "living_pools": ["p"], "written_for": "9.9.9"}
+
+    digests = [live_digest(server(**more)) for more in ({}, *followed)]
+
+    assert len(set(digests)) == len(digests)
+    assert live_digest(server(**told_elsewhere, chunk_tokens=64)) == digests[0]
+    both = ({"a": 0.1, "b": 0.2}, {"b": 0.2, "a": 0.1})
+    assert len({live_digest(server(l1={"quotas": quotas})) for quotas in both}) == 1

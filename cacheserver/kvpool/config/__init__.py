@@ -23,7 +23,7 @@ from kvpool.config.fields import (
     Section,
     ServerConfig,
 )
-from kvpool.config.live import LIVE_FIELDS, restart_fields, without_live
+from kvpool.config.live import LIVE_FIELDS, live_digest, restart_fields, without_live
 from kvpool.config.reading import (
     CLIENT_ENV_PREFIX,
     SERVER_ENV_PREFIX,
@@ -57,6 +57,7 @@ __all__ = [
     "decode_client",
     "decode_server",
     "leaf_fields",
+    "live_digest",
     "parse_bytes",
     "render",
     "restart_fields",

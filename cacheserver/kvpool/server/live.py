@@ -12,7 +12,7 @@ import structlog
 
 from kvpool.arena.errors import ArenaError
 from kvpool.arena.leftovers import Living
-from kvpool.config import AuthConfig, ConfigError, ServerConfig, restart_fields
+from kvpool.config import AuthConfig, ConfigError, ServerConfig, live_digest, restart_fields
 from kvpool.server.logs import set_level
 from kvpool.server.parts import Parts
 from kvpool.server.source import ConfigFile
@@ -50,6 +50,9 @@ class LiveState:
 
     restart: tuple[str, ...] = ()
     """Fields that have another value in the file than here, and count from the next start on."""
+
+    digest: str = ""
+    """Name of the settings that are followed, as last read; empty if they were not read again."""
 
 
 class LiveConfig:
@@ -91,7 +94,7 @@ class LiveConfig:
             swept = self._arena.sweep(Living(config.living_pools, self._source.written_at))
             log.info("pools.swept", pools=swept)
         self._applied = config
-        self.state = LiveState(refused, config.l1.size_bytes, restart)
+        self.state = LiveState(refused, config.l1.size_bytes, restart, live_digest(config))
         log.info("config.followed", l1_bytes=config.l1.size_bytes, refused=refused, restart=self.state.restart)
 
     def _admit(self, auth: AuthConfig) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvpool._version import __version__
+from kvpool.config import live_digest
 from kvpool.engine.outcomes import EngineNumbers
 from kvpool.metrics.catalogue import series_key
 from kvpool.model.identity import ClientKind, Mode
@@ -56,6 +57,7 @@ class Publisher:
         self._sight = sight
         self.live: Callable[[], LiveState] = LiveState
         """How the server stands to the file that it was configured from."""
+        self._first_digest = live_digest(parts.config)
         self._parts = parts
         self._facts = facts
         self._trouble = trouble
@@ -98,6 +100,7 @@ class Publisher:
             uptime_s=uptime_s,
             published_at_s=now_s,
             config_refused=live.refused,
+            live_digest=live.digest or self._first_digest,
             restart_needed=live.restart,
             series=self._parts.numbers.published(),
         )

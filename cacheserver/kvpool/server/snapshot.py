@@ -61,6 +61,9 @@ class ServerSnapshot:
     config_refused: str
     """Why a part of the changed configuration file is not followed; empty if nothing is refused."""
 
+    live_digest: str
+    """Name of the settings that count without a restart, see ``kvpool.config.live_digest``."""
+
     restart_needed: tuple[str, ...]
     """Fields of the changed file that count from the next start on."""
 

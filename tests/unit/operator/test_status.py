@@ -236,6 +236,24 @@ def test_the_size_of_l1_is_as_asked_on_the_way_or_refused() -> None:
     assert "first d: no room" in found.message
 
 
+def test_settings_are_followed_when_every_server_of_this_version_says_so() -> None:
+    def followed(*servers: ServerStats) -> Condition:
+        return condition(judged(seen(server("n1", "new"), stats=servers, live_digest="new")), "SettingsFollowed")
+
+    there, behind = stats("a", live_digest="new"), stats("b", live_digest="old")
+
+    for silent in (stats("a"), stats("a", live_digest="old", version="0.0.9")):
+        assert (followed(silent).status, followed(silent).reason) == ("Unknown", "NotReported")
+    assert (followed(there).status, followed(there).reason) == ("True", "ByAllServers")
+    assert (followed(there, behind).status, followed(there, behind).reason) == ("False", "Spreading")
+    assert "1 of 2 servers still have former settings, first b" in followed(there, behind).message
+    refusing = followed(there, behind, stats("c", live_digest="old", refused="l1.quotas: 1.2"))
+    assert (refusing.status, refusing.reason) == ("False", "Refused")
+    assert "first c: l1.quotas" in refusing.message
+    too_large = stats("c", live_digest="new", refused="l1.size_bytes: more than this server can have")
+    assert followed(there, too_large).status == "True", "L1Resized says that"
+
+
 def test_clients_in_namespaces_that_are_not_watched_are_unknown_but_a_known_unwired_one_comes_first() -> None:
     def wired(*clients: ClientPod) -> Condition:
         observed = seen(server("n1", "new"), clients=clients, unwatched=("ml-b", "ml-c"))

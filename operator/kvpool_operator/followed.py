@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: whether servers have the L1 that the pool asks for; they take another size while they run."""
+"""Pure: whether servers have what the pool asks for and they take while they run: the size of L1, live settings."""
 
+from kvpool._version import __version__
 from kvpool_operator.observed import Observed, ServerStats
 from kvpool_operator.spec.pool import Pool
 from kvpool_operator.spec.quantity import binary
 from kvpool_operator.verdict import Finding
 
-__all__ = ["l1_resized"]
+__all__ = ["l1_resized", "settings_followed"]
 
 
 def l1_resized(pool: Pool, seen: Observed) -> Finding:
@@ -22,6 +23,21 @@ def l1_resized(pool: Pool, seen: Observed) -> Finding:
     mapped_bytes = sum(s.mapped_bytes for s in told)
     rest = f"; {binary(mapped_bytes)} stay taken until engines that mapped them end" if mapped_bytes else ""
     return Finding("True", "AsAsked", f"{len(told)} servers have the L1 that the spec asks for{rest}")
+
+
+def settings_followed(seen: Observed) -> Finding:
+    """The condition SettingsFollowed. Other versions name settings otherwise, so their servers are not judged."""
+    told = [s for s in seen.stats if s.live_digest and s.version == __version__]
+    if not told:
+        return Finding("Unknown", "NotReported", "no server of the operator's version has said which settings it has")
+    behind = sorted((s.node, s.refused) for s in told if s.live_digest != seen.live_digest)
+    if refusing := [(node, why) for node, why in behind if why]:
+        node, why = refusing[0]
+        return Finding("False", "Refused", f"{len(refusing)} servers do not follow the spec, first {node}: {why}")
+    if behind:
+        text = f"{len(behind)} of {len(told)} servers still have former settings, first {behind[0][0]}"
+        return Finding("False", "Spreading", text)
+    return Finding("True", "ByAllServers", f"{len(told)} servers admit, share and log as the spec says")
 
 
 def _there(server: ServerStats, size_bytes: int) -> bool:
