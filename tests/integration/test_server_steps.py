@@ -27,6 +27,8 @@ START_S = 90
 VICTIM = 2
 STORING = ("prepare_store", "write_chunk", "commit_store")
 LOADING = ("prepare_retrieve", "read_chunk", "commit_retrieve")
+JOINING = ("hello", "attach_bulk", "register")
+ENDING = ("free_lookup", "end_request")
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -189,11 +191,77 @@ def test_a_load(rig, kind, step):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize("step", JOINING)
+def test_a_handshake(rig, kind, step):
+    """Meanwhile lookups end in their time, whether this rank or the scheduler has no session."""
+    rig.store()
+    fault, hold = Fault(kind, rig.victim), rig.proxy.hold(step)
+    rig.victim.restart()
+    hold.wait_held(30)
+
+    fault.begin()
+    rig.group.lookup(KEYS, "meanwhile")
+    rig.group.scheduler.end("meanwhile")
+    hold.release()
+    fault.end()
+
+    rig.check_recovery()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_lookup_whose_last_chunks_are_still_coming(rig, kind):
+    for number, rank in enumerate(rig.group.ranks):
+        if number != VICTIM:
+            rank.store(KEYS)
+    writing = rig.proxy.hold("write_chunk")
+    rig.group.ranks[VICTIM].begin_store(KEYS)
+    writing.wait_held(10)
+    fault, hold = Fault(kind, rig.victim), rig.proxy.hold("lookup_status")
+    rig.group.scheduler.lookup("l", KEYS, rig.group.shards)
+    until(lambda: rig.group.scheduler.answer("l") or hold.held.is_set())
+
+    fault.begin()
+    hold.release()
+    answer = until(lambda: rig.group.scheduler.answer("l"))
+    writing.release()
+    rig.group.ranks[VICTIM].end_store()
+    rig.group.scheduler.end("l")
+    fault.end()
+
+    assert answer == Answer(0), "nothing of it was there"
+    rig.check_recovery()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize("step", ENDING)
+def test_an_end(rig, kind, step):
+    """What could not be said any more is not lost: nothing stays pinned."""
+    rig.store()
+    assert rig.group.lookup(KEYS).chunks == 4
+    fault, hold = Fault(kind, rig.victim), rig.proxy.hold(step)
+    if step == "free_lookup":
+        rig.group.scheduler.release("l")
+    else:
+        rig.group.scheduler.end("l")
+    hold.wait_held(10)
+
+    fault.begin()
+    hold.release()
+    fault.end()
+
+    rig.check_recovery()
+
+
+@pytest.mark.slow
 @pytest.mark.behaviour("R114", "R115")
-def test_eight_servers_of_which_each_holds_another_length(servers, request):
-    for process in servers:
+@pytest.mark.parametrize("count", [5, 6, 7, 8])
+def test_many_servers_of_which_each_holds_another_length(servers, request, count):
+    for process in servers[:count]:
         process.start()
-    with RankGroup([server.address for server in servers], request.node.name) as group:
+    with RankGroup([server.address for server in servers[:count]], request.node.name) as group:
         group.healthy(START_S)
         for number, rank in enumerate(group.ranks):
             rank.store(KEYS[: (4 if number % 2 else 3) * 32])
@@ -203,6 +271,6 @@ def test_eight_servers_of_which_each_holds_another_length(servers, request):
         assert answer.chunks == 3
         for rank in group.ranks:
             rank.begin_load(answer, TARGET)
-        assert [rank.end_load() for rank in group.ranks] == [frozenset()] * 8
+        assert [rank.end_load() for rank in group.ranks] == [frozenset()] * count
         group.scheduler.end("l")
         group.no_leases()
