@@ -2,6 +2,7 @@
 """The operator behind an API server that breaks, lies and keeps silent: it ends at the truth and makes no ghosts."""
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,7 +29,8 @@ def faults(control_plane: ControlPlane) -> Iterator[Faults]:
 @pytest.fixture(scope="module")
 def replica(api: Caller, control_plane: ControlPlane, faults: Faults) -> Iterator[Operator]:
     api(api.cluster.create(NAMESPACES, "", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}))
-    more = {"KUBECONFIG": str(faults.kubeconfig), "KVPOOL_OPERATOR_RESYNC_S": "3", "KVPOOL_OPERATOR_LEASE_S": "60"}
+    more = {"KUBECONFIG": str(faults.kubeconfig), "KVPOOL_OPERATOR_RESYNC_S": "3"}
+    more |= {"KVPOOL_OPERATOR_LEASE": "behind-proxy", "KVPOOL_OPERATOR_LEASE_S": "120"}  # it outlives the worst of them
     with statistics() as numbers, operator(control_plane, "operator-p", numbers.url, **more) as made:
         yield made
 
@@ -127,6 +129,33 @@ def test_an_api_server_that_refuses_everything_for_a_while(
     faults.status = 0
 
     wait_for_level(api, namespace, "debug")
+    assert replica.well()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("watching")
+def test_a_minute_without_any_answer_is_outlived_by_the_watches_too(
+    api: Caller, replica: Operator, faults: Faults, namespace: str
+) -> None:
+    """kopf's own patience ends before that."""
+    make_pool(api, namespace)
+    wait_for_level(api, namespace, "info")
+    faults.status, before, begun_s = 503, replica.log().count("watches.failed"), time.monotonic()
+    assert faults.inject(410, "too old resource version"), "all of them have to be opened anew"
+    set_level(api, namespace, "Debug")
+
+    async def over() -> bool:
+        return time.monotonic() - begun_s >= 60.0
+
+    async def open_again() -> bool:
+        return faults.streams() >= 6
+
+    api.wait("a minute's end", over, 90.0)
+    faults.status = 0
+
+    wait_for_level(api, namespace, "debug")
+    api.wait("the watches", open_again, 60.0)
+    assert replica.log().count("watches.failed") == before, "none was given up"
     assert replica.well()
 
 
