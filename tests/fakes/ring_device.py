@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from tests.fakes.mapped_device import MappedHalf
 
 from kvpool.transfer import reference
 from kvpool.transfer.mover.messages import Direction, Ring
@@ -105,15 +106,19 @@ class FakeEngineDevice:
         reference.scatter_blocks(self.storages, self.layout, ids, 0, chunk, NOWHERE)
 
 
-class FakeMoverDevice:
-    """Copies between the ring's file and host memory. A file beside the ring's, named .stall or .fail, does so."""
+class FakeMoverDevice(MappedHalf):
+    """Copies between the ring's file and host memory. A file beside the ring's, named .stall or .fail, does so.
+
+    In mode mapped the ring is memory of its own, and the files lie beside the first one of the cache.
+    """
 
     def __init__(self, ring: Ring) -> None:
-        self._path = path_of(ring)
         if ring.device != UUID:
             raise DeviceFailedError("no such device")
-        self._memory = map_file(self._path)
+        self._path = path_of(ring) if ring.handle else Path()
+        self._memory = map_file(self._path) if ring.handle else np.full(ring.length, 0xEE, dtype=np.uint8)
         self._registered: list[tuple[int, int]] = []
+        super().__init__(ring, self._memory.ctypes.data)
 
     def use(self) -> None:
         pass
@@ -125,9 +130,11 @@ class FakeMoverDevice:
         self._registered = [r for r in self._registered if r[0] != address]
 
     def copy(self, direction: Direction, ring_offset: int, address: int, length: int) -> None:
+        self.copy_at(direction, self._memory.ctypes.data + ring_offset, address, length)
+
+    def copy_at(self, direction: Direction, ring: int, address: int, length: int) -> None:
         if not any(a <= address and address + length <= a + n for a, n in self._registered):
             raise DeviceFailedError("a copy of memory that is not registered")
-        ring = self._memory.ctypes.data + ring_offset
         target, source = (address, ring) if direction is Direction.STORE else (ring, address)
         ctypes.memmove(target, source, length)
 

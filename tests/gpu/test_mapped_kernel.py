@@ -6,27 +6,11 @@ import pytest
 from tests.gpu.layouts import BLOCKS, engine_layouts, on_host, random_layout, storages_of
 
 from kvpool.transfer import reference
-from kvpool.transfer.plan import COLUMNS, NOWHERE, Part, PlaneTable, parts_of, plane_table, slot_ids
+from kvpool.transfer.plan import NOWHERE, parts_of, plane_table, slot_ids
 from kvpool.transfer.planes import Layout
 
 cupy = pytest.importorskip("cupy")
 PER_CHUNK = 8
-
-
-def arguments(table: PlaneTable, address: int, ids: int, slot: int, part: Part) -> tuple[int, ...]:
-    first, end = int(table.firsts[part.first_plane]), int(table.firsts[part.end_plane])
-    blocks = part.end_block - part.first_block
-    return (
-        address + first * COLUMNS * 8,
-        ids + part.first_block * 8,
-        slot,
-        (end - first) * blocks,
-        end - first,
-        blocks,
-        part.length,
-        PER_CHUNK,
-        int(table.rows[first, 2]),
-    )
 
 
 def check(layout: Layout, slot_bytes: int, rng: np.random.Generator) -> None:
@@ -49,15 +33,15 @@ def check(layout: Layout, slot_bytes: int, rng: np.random.Generator) -> None:
     for part in parts_of(layout, PER_CHUNK, slot_bytes):
         slot = cupy.full(part.length, 0xEE, dtype=cupy.uint8)
         cupy.cuda.get_current_stream().synchronize()
-        given = arguments(table, rows.data.ptr, numbers.data.ptr, slot.data.ptr, part)
-        kernel.launch(given, stream, scatter=False)
+        given = table.arguments(part, 1, PER_CHUNK, rows.data.ptr, numbers.data.ptr, slot.data.ptr)
+        kernel.launch(given, stream.ptr, scatter=False)
         stream.synchronize()
         np.testing.assert_array_equal(slot.get(), whole[part.offset : part.offset + part.length])
     for part in parts_of(layout, PER_CHUNK, slot_bytes):
         slot = cupy.asarray(brought[part.offset : part.offset + part.length])
         cupy.cuda.get_current_stream().synchronize()
-        given = arguments(table, rows.data.ptr, numbers.data.ptr, slot.data.ptr, part)
-        kernel.launch(given, stream, scatter=True)
+        given = table.arguments(part, 1, PER_CHUNK, rows.data.ptr, numbers.data.ptr, slot.data.ptr)
+        kernel.launch(given, stream.ptr, scatter=True)
         stream.synchronize()
     reference.scatter_blocks(before, layout, ids[0], 0, brought, NOWHERE)
     for got, wanted in zip(on_host(storages), before, strict=True):

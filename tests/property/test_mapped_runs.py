@@ -97,7 +97,7 @@ def copies(layout, ids, turn, size):
     """The copies of a turn whose chunks lie one after the other from address 0."""
     part = turn.part
     runs = runs_of(layout, Memory.ADDRESSES, ids[list(turn.chunks)], part)
-    places = [(chunk * size + part.offset, n * part.length, part.length) for n, chunk in enumerate(turn.chunks)]
+    places = [(n * part.length, chunk * size + part.offset, part.length) for n, chunk in enumerate(turn.chunks)]
     return host_copies(runs, places)
 
 

@@ -8,9 +8,7 @@ loop polls as one descriptor; nothing here blocks. Thread: the loop's.
 import os
 import select
 import socket
-import struct
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
@@ -21,6 +19,7 @@ from kvpool.engine.outcomes import Access
 from kvpool.model.errors import CacheError, InvalidRange, Malformed, NotRegistered, RoleForbidden
 from kvpool.server.calls import Client
 from kvpool.server.paths import SocketLock, claim, created_with
+from kvpool.transfer.pipe import process_of
 from kvpool.wire import codec
 from kvpool.wire.descriptors import (
     AnyDescriptorReply,
@@ -37,8 +36,6 @@ __all__ = ["DescriptorServer", "Grants", "Segments"]
 
 log = structlog.get_logger()
 
-_SO_PEERPIDFD: Final = 77
-"""A handle of the peer's process, race-free and across process namespaces; not in Python's socket module yet."""
 _READ_BYTES: Final = 8192
 _BACKLOG: Final = 128
 _ATTACH_S: Final = 5.0
@@ -179,7 +176,7 @@ class DescriptorServer:
             sock.close()
             return
         sock.setblocking(False)
-        connection = _Connection(sock, now_s + _ATTACH_S, _process_of(sock))
+        connection = _Connection(sock, now_s + _ATTACH_S, process_of(sock))
         self._connections[sock.fileno()] = connection
         self._epoll.register(sock, select.EPOLLIN)
 
@@ -278,15 +275,3 @@ class DescriptorServer:
             self._epoll.unregister(connection.process)
         os.close(connection.process)
         connection.process = -1
-
-
-def _process_of(sock: socket.socket) -> int:
-    """Return a handle of the process that made the connection, or -1."""
-    with suppress(OSError):
-        return sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
-    # A kernel without it. The number could have been reused since, but only by a process that lives: that is
-    # noticed later, never wrongly early.
-    pid = struct.unpack("iii", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iii")))[0]
-    with suppress(OSError):
-        return os.pidfd_open(pid) if pid > 0 else -1
-    return -1

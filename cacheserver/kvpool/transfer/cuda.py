@@ -27,8 +27,10 @@ _NON_BLOCKING: Final = 1
 _RELAXED: Final = 2
 _LAZY_PEER: Final = 1
 _PAGE_LOCKED: Final = 0
-_MEMORY_TYPE: Final = 2
 _IS_LEGACY_IPC: Final = 9
+_DESCRIPTOR: Final = 1
+_ON_DEVICE: Final = 1
+_READ_WRITE: Final = 3
 _PARAMETER_BYTES: Final = 8
 _SPARE_PARAMETERS: Final = 4
 
@@ -39,6 +41,12 @@ class _HandleStruct(ctypes.Structure):
     """Passed by value, as the driver declares it."""
 
     _fields_ = (("reserved", _Handle),)
+
+
+class _Access(ctypes.Structure):
+    """Who may do what with a mapping."""
+
+    _fields_ = (("kind", c_int), ("device", c_int), ("access", c_int))
 
 
 _KEEPING_LOCK: Final = ("cuLaunchKernel", "cuEventRecord", "cuStreamWaitEvent")
@@ -64,6 +72,15 @@ _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "cuMemHostUnregister": (c_void_p,),
     "cuIpcGetMemHandle": (c_void_p, c_uint64),
     "cuIpcOpenMemHandle_v2": (c_void_p, _HandleStruct, c_uint),
+    "cuPointerGetAttribute": (c_void_p, c_int, c_uint64),
+    "cuMemGetAddressRange_v2": (c_void_p, c_void_p, c_uint64),
+    "cuMemRetainAllocationHandle": (c_void_p, c_void_p),
+    "cuMemExportToShareableHandle": (c_void_p, c_uint64, c_int, c_uint64),
+    "cuMemImportFromShareableHandle": (c_void_p, c_void_p, c_int),
+    "cuMemAddressReserve": (c_void_p, c_size_t, c_size_t, c_uint64, c_uint64),
+    "cuMemMap": (c_uint64, c_size_t, c_size_t, c_uint64, c_uint64),
+    "cuMemSetAccess": (c_uint64, c_size_t, c_void_p, c_size_t),
+    "cuMemRelease": (c_uint64,),
     "cuStreamCreateWithPriority": (c_void_p, c_uint, c_int),
     "cuStreamDestroy_v2": (c_void_p,),
     "cuStreamSynchronize": (c_void_p,),
@@ -231,6 +248,41 @@ class Context:
     def open(self, handle: bytes) -> int:
         """Map another process's allocation, once for each handle, until this process ends."""
         return _made("cuIpcOpenMemHandle_v2", _HandleStruct(_Handle.from_buffer_copy(handle)), _LAZY_PEER)
+
+    def allocation(self, address: int) -> tuple[int, int, bool]:
+        """Return the base and length of the allocation that an address lies in, and whether it has a handle.
+
+        One without is virtual memory: its pieces, each of them an allocation, are exported as descriptors.
+        """
+        legacy, base, length = c_int(), c_uint64(), c_size_t()
+        _call("cuPointerGetAttribute", byref(legacy), _IS_LEGACY_IPC, address)
+        _call("cuMemGetAddressRange_v2", byref(base), byref(length), address)
+        return base.value, length.value, bool(legacy.value)
+
+    def export_descriptor(self, address: int) -> int:
+        """Return a descriptor by which another process can map a piece of virtual memory; the caller closes it.
+
+        Raises:
+            CudaError: it was not allocated to be shared like this.
+        """
+        piece, descriptor = _made("cuMemRetainAllocationHandle", address), c_int(-1)
+        try:
+            _call("cuMemExportToShareableHandle", byref(descriptor), piece, _DESCRIPTOR, 0)
+        finally:
+            _call("cuMemRelease", piece)
+        return descriptor.value
+
+    def map(self, pieces: Sequence[tuple[int, int]]) -> int:
+        """Map pieces of another process's virtual memory (descriptor, length) one after the other, for good."""
+        whole = sum(length for _, length in pieces)
+        start = at = _made("cuMemAddressReserve", whole, 0, 0, 0)
+        for descriptor, length in pieces:
+            piece = _made("cuMemImportFromShareableHandle", descriptor, _DESCRIPTOR)
+            _call("cuMemMap", at, length, 0, piece, 0)
+            _call("cuMemRelease", piece)
+            at += length
+        _call("cuMemSetAccess", start, whole, byref(_Access(_ON_DEVICE, self._device, _READ_WRITE)), 1)
+        return start
 
     def allocate_host(self, length: int) -> int:
         """Return the address of new page-locked host memory."""

@@ -16,7 +16,18 @@ from numpy.typing import NDArray
 
 from kvpool.transfer.planes import Layout, LayoutError
 
-__all__ = ["COLUMNS", "NOWHERE", "Part", "PlaneTable", "Turn", "parts_of", "plane_table", "slot_ids", "turns_of"]
+__all__ = [
+    "COLUMNS",
+    "NOWHERE",
+    "WORD_BYTES",
+    "Part",
+    "PlaneTable",
+    "Turn",
+    "parts_of",
+    "plane_table",
+    "slot_ids",
+    "turns_of",
+]
 
 NOWHERE: Final = -1
 """A block that a launch does not touch: it is gathered as zeros and scattered nowhere."""
@@ -24,6 +35,9 @@ NOWHERE: Final = -1
 COLUMNS: Final = 6
 """Of a table row: address in block 0, step between blocks, bytes of all planes before, bytes of a block in its plane,
 where the piece begins in the block, its words."""
+
+WORD_BYTES: Final = 8
+"""Of a block's id and of a number in a plane table."""
 
 _GREATEST_UNIT: Final = 16
 _PIECE_BYTES: Final = 4096
@@ -50,6 +64,31 @@ class PlaneTable:
     def word_bytes(self) -> int:
         """Bytes of one word; column 5 counts in them. No kernel has larger numbers than 8 bytes."""
         return min(self.unit, 8)
+
+    def arguments(self, part: "Part", chunks: int, whole: int, table: int, ids: int, slot: int) -> tuple[int, ...]:
+        """Return a kernel's parameters for a part of *chunks* chunks of *whole* blocks; see ``kernels.move``.
+
+        Args:
+            part: what it moves of each chunk.
+            chunks: how many lie one after the other in the slot.
+            whole: blocks of a chunk.
+            table: address of ``rows`` in device memory.
+            ids: address of the block ids of the chunks.
+            slot: address of the slot.
+        """
+        first, end = int(self.firsts[part.first_plane]), int(self.firsts[part.end_plane])
+        pieces, blocks = end - first, part.end_block - part.first_block
+        return (
+            table + first * COLUMNS * WORD_BYTES,
+            ids + part.first_block * WORD_BYTES,
+            slot,
+            chunks * pieces * blocks,
+            pieces,
+            blocks,
+            part.length,
+            whole,
+            int(self.rows[first, 2]),
+        )
 
 
 @dataclass(frozen=True, slots=True)

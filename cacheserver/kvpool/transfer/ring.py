@@ -12,7 +12,7 @@ from kvpool.transfer.mover.messages import Direction, Join, Joined, ToClient
 from kvpool.transfer.pipe import Pipe, PipeClosedError
 from kvpool.transfer.ring_ports import EngineDevice, RingJob
 
-__all__ = ["EngineRing", "RingJob", "RingRetiredError", "slots_that_fit"]
+__all__ = ["EngineRing", "RingJob", "RingRetiredError", "join_mover", "slots_that_fit"]
 
 _LEAST_SLOTS: Final = 2
 """With one slot a kernel and a copy never overlap."""
@@ -52,7 +52,7 @@ class EngineRing:
         try:
             for direction in Direction:
                 join = Join(secret=secret, direction=direction, generation=device.ring.generation)
-                self._pipes.append(_join(address, join, ends_s))
+                self._pipes.append(join_mover(address, join, ends_s))
         except RingRetiredError as e:
             self.retire(str(e))
             raise
@@ -89,7 +89,12 @@ class EngineRing:
             raise RingRetiredError(self.retired)
 
 
-def _join(address: str, join: Join, ends_s: float) -> Pipe[ToClient]:
+def join_mover(address: str, join: Join, ends_s: float) -> Pipe[ToClient]:
+    """Return a connection that the mover at *address* has accepted.
+
+    Raises:
+        RingRetiredError: it does not answer until *ends_s* (monotonic), or refuses.
+    """
     try:
         connection = _connect(address, max(0.001, ends_s - monotonic()))
     except (OSError, ValueError) as e:  # the latter: what cannot be a name or a port

@@ -3,18 +3,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from kvpool.transfer.cuda import Context, Kernel
 from kvpool.transfer.kernels.move import compiled
 from kvpool.transfer.mover.messages import Direction
-from kvpool.transfer.plan import COLUMNS, Part, PlaneTable, plane_table
+from kvpool.transfer.plan import Part, PlaneTable, plane_table
 from kvpool.transfer.planes import Layout
 
-__all__ = ["WORD_BYTES", "DeviceGroup", "PagedGroup", "prepare"]
-
-WORD_BYTES: Final = 8
-"""Of a block's id and of a number in a plane table."""
+__all__ = ["DeviceGroup", "PagedGroup", "prepare"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +36,7 @@ class DeviceGroup:
 
     def arguments(self, part: Part, chunks: int, whole: int, ids: int, slot: int) -> tuple[int, ...]:
         """Return the kernel's parameters for a part of *chunks* chunks of *whole* blocks; see ``kernels.move``."""
-        first, end = int(self.table.firsts[part.first_plane]), int(self.table.firsts[part.end_plane])
-        pieces, blocks = end - first, part.end_block - part.first_block
-        return (
-            self.address + first * COLUMNS * WORD_BYTES,
-            ids + part.first_block * WORD_BYTES,
-            slot,
-            chunks * pieces * blocks,
-            pieces,
-            blocks,
-            part.length,
-            whole,
-            int(self.table.rows[first, 2]),
-        )
+        return self.table.arguments(part, chunks, whole, self.address, ids, slot)
 
 
 def prepare(context: Context, groups: Sequence[PagedGroup]) -> list[DeviceGroup]:

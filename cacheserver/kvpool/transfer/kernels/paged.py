@@ -8,9 +8,9 @@ from typing import Final
 import numpy as np
 
 from kvpool.transfer.cuda import Context
-from kvpool.transfer.kernels.groups import WORD_BYTES, DeviceGroup
+from kvpool.transfer.kernels.groups import DeviceGroup
 from kvpool.transfer.mover.messages import Direction, Ring
-from kvpool.transfer.plan import Part, Turn, parts_of, turns_of
+from kvpool.transfer.plan import WORD_BYTES, Part, Turn, parts_of, turns_of
 from kvpool.transfer.planes import LayoutError
 from kvpool.transfer.ring_ports import RingJob
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from kvpool.model.layout import NOWHERE
 from kvpool.transfer.cuda import Context
-from kvpool.transfer.kernels.groups import WORD_BYTES, DeviceGroup
+from kvpool.transfer.kernels.groups import DeviceGroup
 from kvpool.transfer.mover.messages import Direction
-from kvpool.transfer.plan import Part, parts_of, slot_ids
+from kvpool.transfer.plan import WORD_BYTES, Part, parts_of, slot_ids
 
 __all__ = ["StagedBlocks"]
 

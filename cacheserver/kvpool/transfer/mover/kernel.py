@@ -47,8 +47,8 @@ class MoveKernel:
         module = cupy.RawModule(code=_SOURCE, options=("-std=c++17",), name_expressions=names)
         self._functions: list[Any] = [module.get_function(name) for name in names]
 
-    def launch(self, arguments: Sequence[int], stream: Any, *, scatter: bool) -> None:
-        """Put a launch into a CuPy stream; *arguments* as for ``kernels.move``."""
+    def launch(self, arguments: Sequence[int], stream: int, *, scatter: bool) -> None:
+        """Put a launch into a stream of the driver's; *arguments* as for ``kernels.move``."""
         numbers = tuple(cupy.int64(n) for n in (*arguments, self._word))
-        with stream:
+        with cupy.cuda.ExternalStream(stream):
             self._functions[scatter]((min(_PROGRAMS, max(1, arguments[3])),), (_THREADS,), numbers)

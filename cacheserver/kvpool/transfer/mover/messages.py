@@ -16,16 +16,24 @@ from kvpool.transfer.cuda import HANDLE_BYTES, UUID_BYTES
 
 __all__ = [
     "Broken",
+    "CacheGroup",
+    "CachePlane",
+    "Cancel",
     "Direction",
+    "Done",
+    "Export",
+    "Exported",
     "Forget",
     "FromClient",
     "FromMover",
     "FromServer",
     "Grant",
+    "Job",
     "Join",
     "Joined",
     "Move",
     "Moved",
+    "Piece",
     "Ready",
     "Revoke",
     "Revoked",
@@ -52,7 +60,10 @@ class Ring(Struct, frozen=True, kw_only=True):
     """A client's ring: slots of the store lane, then those of the load lane, in one allocation."""
 
     device: Uuid
-    handle: Handle
+    handle: Annotated[bytes, Meta(max_length=HANDLE_BYTES)]
+    """Empty in mode mapped: the mover allocates the ring, and gathers into it out of the cache that the client exports.
+    """
+
     slot_bytes: Annotated[int, Meta(ge=1)]
     slots: Annotated[int, Meta(ge=1, le=1024)]
     """Of each lane."""
@@ -177,6 +188,65 @@ class Move(Struct, frozen=True, kw_only=True, tag="move"):
     """Rows of the grant."""
 
 
+# Client to mover in mode mapped, beside Join. What it exports goes over the connection for stores, before any job.
+
+
+class Piece(Struct, frozen=True, kw_only=True, tag="piece"):
+    """Device memory of the client's cache. Pieces of one memory follow each other without a gap."""
+
+    memory: Annotated[int, Meta(ge=0, lt=65536)]
+    """Counts them."""
+
+    length: Annotated[int, Meta(ge=1)]
+    handle: Handle | None = None
+    """The driver's handle of a whole allocation, which is a memory's only piece. None: a descriptor of virtual memory
+    comes with the message."""
+
+
+class CachePlane(Struct, frozen=True, array_like=True):
+    """One run of bytes in each block: block *b* begins at ``offset + b * stride`` of a memory."""
+
+    memory: Count
+    offset: Count
+    stride: Count
+    block_bytes: Annotated[int, Meta(ge=1)]
+
+
+class CacheGroup(Struct, frozen=True, kw_only=True):
+    """One cache group."""
+
+    planes: Annotated[tuple[CachePlane, ...], Meta(min_length=1)]
+    blocks: Annotated[int, Meta(ge=1)]
+    blocks_per_chunk: Annotated[int, Meta(ge=1)]
+
+
+class Export(Struct, frozen=True, kw_only=True, tag="export"):
+    """All pieces were sent; this is what lies in them. Answered by Exported."""
+
+    groups: Annotated[tuple[CacheGroup, ...], Meta(min_length=1)]
+
+
+class Job(Struct, frozen=True, kw_only=True, tag="job"):
+    """Move chunks of a grant between the arena and blocks of the cache. Answered by Done; one job at a time."""
+
+    job: Count
+    """Counts the jobs of a connection."""
+
+    group: Count
+    grant: GrantId
+    chunks: Annotated[tuple[Count, ...], Meta(min_length=1)]
+    """Rows of the grant."""
+
+    ids: bytes
+    """Blocks of these chunks, little-endian 64-bit numbers, in token order; NOWHERE where none is touched."""
+
+
+class Cancel(Struct, frozen=True, kw_only=True, tag="cancel"):
+    """Begin nothing more of a job; it is answered by Done once nothing of it runs."""
+
+    job: Count
+
+
 # Mover to client
 
 
@@ -198,7 +268,27 @@ class Moved(Struct, frozen=True, kw_only=True, tag="moved"):
     """From queueing the copies to their end."""
 
 
+class Exported(Struct, frozen=True, kw_only=True, tag="exported"):
+    """The cache is mapped, or why it cannot be."""
+
+    error: str = ""
+
+
+class Done(Struct, frozen=True, kw_only=True, tag="done"):
+    """Nothing of a job runs any more; what did not fail is in the arena, or in the client's blocks."""
+
+    job: Count
+    error: str = ""
+    """Why chunks failed, for people."""
+
+    failed: tuple[Count, ...] = ()
+    """Chunks that were not moved, or not whole."""
+
+    wrong: tuple[Count, ...] = ()
+    """Of a load: those among them that are not what was stored."""
+
+
 FromServer = Start | Segment | Forget | Grant | Revoke
 FromMover = Ready | Revoked | Broken
-FromClient = Join | Move
-ToClient = Joined | Moved
+FromClient = Join | Move | Piece | Export | Job | Cancel
+ToClient = Joined | Moved | Exported | Done

@@ -18,6 +18,8 @@ from typing import Any, Final, NoReturn, TypeGuard
 
 from kvpool.transfer.mover.grants import Grants
 from kvpool.transfer.mover.lanes import MoverLane, Rig
+from kvpool.transfer.mover.mapped_cache import MappedCache
+from kvpool.transfer.mover.mapped_lane import MappedLane
 from kvpool.transfer.mover.memory import Memory, UnknownMemoryError
 from kvpool.transfer.mover.messages import (
     Broken,
@@ -62,6 +64,7 @@ class MoverProcess:
         self._pipe: Pipe[FromServer] = Pipe(control, FromServer, descriptors=True)
         self._open_device = open_device
         self._grants = Grants()
+        self._cache: MappedCache | None = None
         self._wanted = threading.Semaphore(0)
 
     def run(self) -> NoReturn:
@@ -78,6 +81,8 @@ class MoverProcess:
         device = self._open_device(start.ring)
         memory = Memory(device)
         rig = Rig(start.ring, device, memory, self._grants, self._pipe.send, self._break)
+        if not start.ring.handle:
+            self._cache = MappedCache(device, start.ring)
         listener, address = _listen(start.listen)
         self._thread(self._register, device, memory)
         self._thread(rig.checks.run)
@@ -126,7 +131,12 @@ class MoverProcess:
         except (PipeClosedError, TimeoutError):
             pipe.close()
             return
-        MoverLane(rig, pipe, join.direction).run()
+        if self._cache is None:
+            MoverLane(rig, pipe, join.direction).run()
+        else:
+            # Descriptors are taken from whoever was admitted, and from nobody before.
+            exporting: Pipe[FromClient] = Pipe(connection, FromClient, descriptors=True)
+            MappedLane(rig, self._cache, exporting, join.direction).run()
 
     def _thread(self, target: Callable[..., None], *arguments: Any) -> None:
         def guarded() -> None:

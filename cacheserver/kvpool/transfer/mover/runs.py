@@ -88,14 +88,14 @@ def host_copies(runs: Runs, places: Sequence[tuple[int, int, int]]) -> list[tupl
 
     Args:
         runs: of one turn.
-        places: host address, where in the turn and length, for stretches of whole chunks that cover it, in order.
+        places: where in the turn, host address and length, for stretches of whole chunks that cover it, in order.
 
     Returns:
         Address in the cache, host address and length of each run.
     """
-    begins = np.array([within for _, within, _ in places], dtype=np.int64)
+    begins = np.array([within for within, _, _ in places], dtype=np.int64)
     which = np.searchsorted(begins, runs.within, side="right") - 1
-    host = np.array([address for address, _, _ in places], dtype=np.int64)[which] + runs.within - begins[which]
+    host = np.array([address for _, address, _ in places], dtype=np.int64)[which] + runs.within - begins[which]
     return list(zip(runs.cache.tolist(), host.tolist(), runs.length.tolist(), strict=True))
 
 
