@@ -10,13 +10,15 @@ import itertools
 import os
 import select
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvpool.transfer.cuda import CudaError
 from kvpool.transfer.lanes import RingRetiredError
 from kvpool.transfer.mover.messages import (
     Cancel,
@@ -49,10 +51,14 @@ class EngineCache(Protocol):
         """Describe what lies in the pieces."""
 
     def wait(self, event: int) -> None:
-        """Block until an event of the engine's device happened; in a thread of ours."""
+        """Block until an event of the engine's device happened; in a thread of ours.
+
+        Raises:
+            CudaError: the device failed.
+        """
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class MappedJob:
     """Chunks that a mover is to store or load; a ``RingMove`` of the client."""
 
@@ -68,9 +74,24 @@ class MappedJob:
     read: Callable[[], None] | None = None
     """Not called: blocks are free at the end."""
 
+    over: Callable[[], None] | None = None
+    """Called once it has ended, on any thread."""
+
     wrong: set[int] = field(default_factory=set)
+    """Loads: chunks that are not what was stored, as the mover found."""
+
+    lost: frozenset[int] | None = None
+    """Once it has ended: chunks that did not get there, or not all of them; None if the mover failed before."""
+
+    ends_s: float = 0.0
+    """When it must have been answered, on the monotonic clock."""
+
+    finish: Callable[[], None] = lambda: None
+    """Waits for its end; by the thread that began it."""
+
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _stop: Callable[[], None] | None = None
+    _ended: bool = False
     _cancelled: bool = False
     _void: bool = False
 
@@ -81,12 +102,18 @@ class MappedJob:
                 self._stop = stop
             return not self._cancelled
 
-    def end(self) -> bool:
-        """Note that nothing of it runs; returns whether what was moved counts."""
+    def end(self, lost: Collection[int] | None) -> None:
+        """Note that nothing of it runs or will."""
         with self._changed:
-            self._stop = None
+            self.lost = lost if lost is None else frozenset(self.chunks if self._void else lost)
+            self._stop, self._ended = None, True
             self._changed.notify_all()
-            return not self._void
+        if self.over is not None:
+            self.over()
+
+    def is_over(self) -> bool:
+        """True once it has ended."""
+        return self._ended
 
     def cancel(self, timeout_s: float) -> bool:
         """Begin nothing any more; returns whether nothing runs after at most *timeout_s*. Any thread.
@@ -98,13 +125,13 @@ class MappedJob:
         if stop is not None:
             stop()
         with self._changed:
-            over = self._changed.wait_for(lambda: self._stop is None, max(0.0, timeout_s))
-            self._void = not over
-            return over
+            idle = self._changed.wait_for(lambda: self._stop is None, max(0.0, timeout_s))
+            self._void = not idle
+            return idle
 
 
 class MappedMover:
-    """A mover that has mapped the engine's cache. Stores and loads run at the same time, one of each."""
+    """A mover that has mapped the engine's cache. Stores and loads run at the same time, each on one thread."""
 
     def __init__(
         self, cache: EngineCache, address: str, joins: Sequence[Join], ends_s: float, on_retired: Callable[[], None]
@@ -129,6 +156,7 @@ class MappedMover:
         self._cache = cache
         self._numbers = itertools.count()
         self._pipes: dict[Direction, Pipe[ToClient]] = {}
+        self._under_way: dict[Direction, dict[int, MappedJob]] = {d: {} for d in Direction}
         self._process = -1
         try:
             for join in joins:
@@ -139,17 +167,25 @@ class MappedMover:
             self.close(str(e))
             raise RingRetiredError(str(e)) from e
 
-    def store(self, job: MappedJob, ends_s: float) -> frozenset[int]:
-        """Store a job's chunks; returns those that did not get there. Its blocks are free afterwards.
+    def begin(self, direction: Direction, job: MappedJob, ends_s: float) -> None:
+        """Tell the mover of a job, after the event that it waits for; others may follow before it has ended.
 
-        Raises:
-            RingRetiredError: time was up (*ends_s*, monotonic), or the mover failed; it does not exist any more.
+        It ends with the mover's answer, which ``job.finish`` takes, or that of a later job: then ``job.lost`` are the
+        chunks that did not get there. If time is up (*ends_s*, monotonic) or the mover fails, it ends once that mover
+        does not exist any more. One thread for each direction.
         """
-        return self._run(Direction.STORE, job, ends_s)
-
-    def load(self, job: MappedJob, ends_s: float) -> frozenset[int]:
-        """Load a job's chunks; returns those whose blocks were not written, or not all of them. As ``store``."""
-        return self._run(Direction.LOAD, job, ends_s)
+        job.ends_s, job.finish = ends_s, lambda: self._finish(direction, job)
+        pipe, number = self._pipes[direction], next(self._numbers)
+        with self._failing(direction):
+            if job.after:
+                self._cache.wait(job.after)
+            if self.retired:
+                job.end(None)
+            elif job.begin(lambda: self._stop(pipe, number)):
+                self._under_way[direction][number] = job
+                pipe.send(_message(number, job))
+            else:
+                job.end(job.chunks)
 
     def retire(self, reason: str) -> None:
         """Use the mover no more: jobs under way end once it does not exist any more. Any thread; idempotent."""
@@ -168,32 +204,27 @@ class MappedMover:
         if process >= 0:
             os.close(process)
 
-    def _run(self, direction: Direction, job: MappedJob, ends_s: float) -> frozenset[int]:
-        if self.retired:
-            raise RingRetiredError(self.retired)
-        if job.after:
-            self._cache.wait(job.after)
-        pipe, number = self._pipes[direction], next(self._numbers)
-        if not job.begin(lambda: self._stop(pipe, number)):
-            return frozenset(job.chunks)
+    def _finish(self, direction: Direction, job: MappedJob) -> None:
+        under_way = self._under_way[direction]
+        with self._failing(direction):
+            while not job.is_over():
+                answer = self._pipes[direction].receive(min(j.ends_s for j in under_way.values()))
+                if isinstance(answer, Done) and (known := under_way.pop(answer.job, None)) is not None:
+                    known.wrong.update(answer.wrong)
+                    known.end(answer.failed)
+
+    @contextmanager
+    def _failing(self, direction: Direction) -> Iterator[None]:
+        """End all jobs of a direction when something fails or a deadline is missed, once nothing of them runs."""
         try:
-            done = self._answer(pipe, _message(number, job), ends_s)
-        except (PipeClosedError, TimeoutError) as e:
+            yield
+        except (CudaError, PipeClosedError, TimeoutError) as e:
             self.retire(f"{direction}: {e}")
             self._wait_gone()
-            raise RingRetiredError(self.retired) from e
-        finally:
-            counts = job.end()
-        job.wrong.update(done.wrong)
-        return frozenset(done.failed if counts else job.chunks)
-
-    @staticmethod
-    def _answer(pipe: Pipe[ToClient], message: Job, ends_s: float) -> Done:
-        pipe.send(message)
-        while True:
-            answer = pipe.receive(ends_s)
-            if isinstance(answer, Done) and answer.job == message.job:
-                return answer
+            jobs = [*self._under_way[direction].values()]
+            self._under_way[direction].clear()
+            for job in jobs:
+                job.end(None)
 
     def _stop(self, pipe: Pipe[ToClient], number: int) -> None:
         try:

@@ -79,6 +79,23 @@ def job(ids: np.ndarray, grant: bytes = b"g", **more: object) -> MappedJob:
     return MappedJob(group=0, grant=grant, ids=checked, chunks=range(len(ids)), **more)  # type: ignore[arg-type]
 
 
+def run(mover: MappedMover, direction: Direction, job: MappedJob, ends_s: float) -> frozenset[int]:
+    """Do a job whole."""
+    mover.begin(direction, job, ends_s)
+    job.finish()
+    if job.lost is None:
+        raise RingRetiredError(mover.retired)
+    return job.lost
+
+
+def store(mover: MappedMover, job: MappedJob, ends_s: float) -> frozenset[int]:
+    return run(mover, Direction.STORE, job, ends_s)
+
+
+def load(mover: MappedMover, job: MappedJob, ends_s: float) -> frozenset[int]:
+    return run(mover, Direction.LOAD, job, ends_s)
+
+
 def places(chunks: int, gap: int = 0) -> list[tuple[int, int]]:
     return [(0, n * (CHUNK + gap)) for n in range(chunks)]
 
@@ -103,7 +120,7 @@ def test_what_is_stored_comes_back_and_nothing_else_is_touched(
         stored = job(some_ids(9))
         rig.grant(b"g", Direction.STORE, places(9, gap=64), CHUNK)
 
-        assert mover.store(stored, soon()) == frozenset()
+        assert store(mover, stored, soon()) == frozenset()
 
         for number, (region, offset) in enumerate(places(9, gap=64)):
             assert rig.bytes_at(region, offset, CHUNK) == expected(cache, stored.ids[number])
@@ -112,7 +129,7 @@ def test_what_is_stored_comes_back_and_nothing_else_is_touched(
         overwrite(cache, stored.ids)
         rig.grant(b"l", Direction.LOAD, places(9, gap=64), CHUNK)
 
-        assert mover.load(job(some_ids(9), b"l"), soon()) == frozenset()
+        assert load(mover, job(some_ids(9), b"l"), soon()) == frozenset()
 
         for storage, former in zip(cache.storages, before, strict=True):
             assert (storage == former).all()
@@ -137,7 +154,7 @@ def test_blocks_in_a_row_are_copied_and_scattered_ones_gathered(tmp_path: Path) 
         rows = np.arange(8).reshape(2, PER_CHUNK)
         rows[1] = [40, 42, 44, 46]
 
-        assert mover.store(job(rows), soon()) == frozenset()
+        assert store(mover, job(rows), soon()) == frozenset()
 
         assert cache.ways == ["copies", "kernel"]
         assert [rig.bytes_at(0, n * CHUNK, CHUNK) for n in range(2)] == [expected(cache, ids) for ids in rows]
@@ -154,7 +171,7 @@ def test_blocks_that_are_nowhere_are_stored_as_zeros_and_skipped_ones_are_not_wr
         ids[0, :2] = 0
         rig.grant(b"g", Direction.STORE, places(3), CHUNK)
 
-        assert mover.store(job(ids, null_block=0), soon()) == frozenset()
+        assert store(mover, job(ids, null_block=0), soon()) == frozenset()
 
         null = np.where(ids == 0, -1, ids)
         assert [rig.bytes_at(0, n * CHUNK, CHUNK) for n in range(3)] == [expected(cache, row) for row in null]
@@ -165,7 +182,7 @@ def test_blocks_that_are_nowhere_are_stored_as_zeros_and_skipped_ones_are_not_wr
             reference.scatter_blocks(wanted, cache.layouts[0][0], targets[chunk], skipped, data)
         rig.grant(b"l", Direction.LOAD, places(3), CHUNK)
 
-        assert mover.load(job(targets, b"l", skip=np.array([4, 1, 0])), soon()) == frozenset()
+        assert load(mover, job(targets, b"l", skip=np.array([4, 1, 0])), soon()) == frozenset()
 
         for storage, after in zip(cache.storages, wanted, strict=True):
             assert (storage == after).all()
@@ -180,15 +197,38 @@ def test_both_directions_at_once(tmp_path: Path) -> None:
         rig.grant(b"out", Direction.STORE, [(0, 500_000 + n * CHUNK) for n in range(8)], CHUNK)
         ids = np.arange(64).reshape(16, PER_CHUNK)
         result: list[frozenset[int]] = []
-        thread = threading.Thread(target=lambda: result.append(mover.load(job(ids[:8], b"in"), soon())))
+        thread = threading.Thread(target=lambda: result.append(load(mover, job(ids[:8], b"in"), soon())))
         thread.start()
 
-        assert mover.store(job(ids[8:], b"out"), soon()) == frozenset()
+        assert store(mover, job(ids[8:], b"out"), soon()) == frozenset()
         thread.join(PATIENCE_S)
 
         assert result == [frozenset()]
         assert expected(cache, ids[0]) == b"\xdd" * CHUNK
         assert rig.bytes_at(0, 500_000, CHUNK) == expected(cache, ids[8])
+        mover.close()
+
+
+def test_jobs_that_follow_each_other_end_in_their_order_with_their_own_chunks(tmp_path: Path) -> None:
+    cache = FileCache(tmp_path, [(planes(), PER_CHUNK)])
+    with MoverRig(tmp_path, staging(CHUNK, slots=2)) as rig:
+        mover = join(rig.ready(), cache)
+        ids, ends = np.arange(48).reshape(3, 4, PER_CHUNK), list[int]()
+        rig.mover.revoke(b"\1", time.monotonic())
+        rig.until(lambda: bool(rig.revoked))
+        jobs = [job(ids[n], bytes([n]), over=lambda n=n: ends.append(n)) for n in range(3)]
+        for n, each in enumerate(jobs):
+            mover.begin(Direction.STORE, each, soon())
+            if n != 1:
+                rig.grant(bytes([n]), Direction.STORE, [(0, (4 * n + c) * CHUNK) for c in range(4)], CHUNK)
+
+        jobs[2].finish()
+
+        assert ends == [0, 1, 2]
+        assert [each.lost for each in jobs] == [frozenset(), {0, 1, 2, 3}, frozenset()]
+        for n in (0, 2):
+            got = [rig.bytes_at(0, (4 * n + c) * CHUNK, CHUNK) for c in range(4)]
+            assert got == [expected(cache, row) for row in ids[n]]
         mover.close()
 
 
@@ -200,7 +240,7 @@ def test_a_job_waits_for_the_engines_event_before_the_mover_hears_of_it(tmp_path
         mover = join(rig.ready(), cache)
         rig.grant(b"g", Direction.STORE, places(1), CHUNK)
 
-        mover.store(job(some_ids(1), after=77), soon())
+        store(mover, job(some_ids(1), after=77), soon())
 
         assert (cache.events, heard) == ([77], [[]])
         assert cache.ways
@@ -214,7 +254,7 @@ def test_checksums_are_made_and_a_chunk_with_a_wrong_one_reaches_no_block(tmp_pa
         mover = join(rig.ready(), cache)
         stored = job(some_ids(4))
         rig.grant(b"g", Direction.STORE, places(4), CHUNK, [(kind, bytes(16))] * 4)
-        assert mover.store(stored, soon()) == frozenset()
+        assert store(mover, stored, soon()) == frozenset()
         sums = [checksum(expected(cache, ids), ChecksumKind.BLAKE3) for ids in stored.ids]
         rig.mover.revoke(b"g", time.monotonic())
         rig.until(lambda: bool(rig.revoked))
@@ -224,17 +264,17 @@ def test_checksums_are_made_and_a_chunk_with_a_wrong_one_reaches_no_block(tmp_pa
         rig.spoil(0, 2 * CHUNK + 5)
         overwrite(cache, stored.ids)
         rig.grant(b"l", Direction.LOAD, places(4), CHUNK, [(kind, each) for each in sums])
-        load = job(some_ids(4), b"l")
+        loaded = job(some_ids(4), b"l")
 
-        assert mover.load(load, soon()) == {2}
+        assert load(mover, loaded, soon()) == {2}
 
-        assert load.wrong == {2}
+        assert loaded.wrong == {2}
         got = [
             checksum(expected(cache, ids), ChecksumKind.BLAKE3) == made
-            for ids, made in zip(load.ids, sums, strict=True)
+            for ids, made in zip(loaded.ids, sums, strict=True)
         ]
         assert got == [True, True, False, True]
-        assert expected(cache, load.ids[2]) == b"\xaa" * CHUNK
+        assert expected(cache, loaded.ids[2]) == b"\xaa" * CHUNK
         mover.close()
 
 
@@ -365,10 +405,10 @@ def test_a_job_of_a_revoked_grant_fails_whole_and_the_next_one_is_served(tmp_pat
         rig.mover.revoke(b"g", time.monotonic())
         rig.until(lambda: bool(rig.revoked))
 
-        assert mover.store(job(some_ids(5)), soon()) == set(range(5))
+        assert store(mover, job(some_ids(5)), soon()) == set(range(5))
 
         rig.grant(b"h", Direction.STORE, places(5), CHUNK)
-        assert mover.store(job(some_ids(5), b"h"), soon()) == frozenset()
+        assert store(mover, job(some_ids(5), b"h"), soon()) == frozenset()
         mover.close()
 
 
@@ -380,7 +420,7 @@ def test_a_cancelled_job_begins_nothing(tmp_path: Path) -> None:
         cancelled = job(some_ids(3))
 
         assert cancelled.cancel(0.0)
-        assert mover.store(cancelled, soon()) == {0, 1, 2}
+        assert store(mover, cancelled, soon()) == {0, 1, 2}
 
         assert cache.ways == []
         mover.close()
@@ -393,7 +433,7 @@ def test_a_job_that_is_cancelled_under_way_ends_soon_and_what_it_did_not_begin_f
         lost: list[frozenset[int]] = []
         # Without its grant the mover waits, for two seconds at most, before it begins the first turn.
         running = job(some_ids(9))
-        thread = threading.Thread(target=lambda: lost.append(mover.store(running, soon())))
+        thread = threading.Thread(target=lambda: lost.append(store(mover, running, soon())))
         thread.start()
         cancelling = threading.Thread(target=lambda: lost.append(frozenset([running.cancel(PATIENCE_S)])))
         rig.until(lambda: running._stop is not None)
@@ -416,7 +456,7 @@ def test_a_job_that_outlived_its_cancel_counts_for_nothing(tmp_path: Path) -> No
         mover = join(rig.ready(), cache)
         lost: list[frozenset[int]] = []
         running = job(some_ids(2))
-        thread = threading.Thread(target=lambda: lost.append(mover.store(running, soon())))
+        thread = threading.Thread(target=lambda: lost.append(store(mover, running, soon())))
         thread.start()
         rig.until(lambda: running._stop is not None)
         running._stop = lambda: None  # the word gets lost
@@ -442,12 +482,12 @@ def test_a_load_that_gets_no_answer_ends_only_when_the_mover_is_gone(tmp_path: P
         rig.grant(b"l", Direction.LOAD, places(2), CHUNK)
         ended: list[str] = []
 
-        def load() -> None:
+        def late() -> None:
             with suppress(RingRetiredError):
-                mover.load(job(some_ids(2), b"l"), time.monotonic() + 0.2)
+                load(mover, job(some_ids(2), b"l"), time.monotonic() + 0.2)
             ended.append("load")
 
-        thread = threading.Thread(target=load)
+        thread = threading.Thread(target=late)
         thread.start()
         assert told.wait(PATIENCE_S), "its client says at once that it is retired"
         assert "no message came in time" in mover.retired
@@ -459,7 +499,7 @@ def test_a_load_that_gets_no_answer_ends_only_when_the_mover_is_gone(tmp_path: P
 
         assert ended == ["load"]
         with pytest.raises(RingRetiredError):
-            mover.store(job(some_ids(1)), soon())
+            store(mover, job(some_ids(1)), soon())
         mover.close()
 
 
@@ -472,13 +512,13 @@ def test_a_mover_that_dies_ends_a_job_without_success(tmp_path: Path, direction:
         rig.grant(b"g", direction, places(3), CHUNK)
         failures: list[str] = []
 
-        def run() -> None:
+        def hurt() -> None:
             try:
-                (mover.store if direction is Direction.STORE else mover.load)(job(some_ids(3)), soon())
+                run(mover, direction, job(some_ids(3)), soon())
             except RingRetiredError as e:
                 failures.append(str(e))
 
-        thread = threading.Thread(target=run)
+        thread = threading.Thread(target=hurt)
         thread.start()
         rig.until(lambda: bool(cache.ways))
         os.kill(rig.mover.pid, signal.SIGKILL)
@@ -496,7 +536,7 @@ def test_a_failed_device_ends_the_mover_with_the_reason(tmp_path: Path) -> None:
         rig.grant(b"g", Direction.STORE, places(3), CHUNK)
 
         with pytest.raises(RingRetiredError):
-            mover.store(job(some_ids(3)), soon())
+            store(mover, job(some_ids(3)), soon())
 
         rig.until(lambda: rig.mover.state is MoverState.REAPED)
         assert "illegal address" in rig.mover.reason

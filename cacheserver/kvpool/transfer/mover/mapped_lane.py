@@ -2,7 +2,7 @@
 """One direction of a mover in mode mapped: a job is cut into turns, which are queued ahead as far as slots are free.
 
 The lane's one thread queues, waits and listens: between two turns it sees whether the job was cancelled or its client
-is gone, and then begins no more of them. It answers when nothing of the job runs.
+is gone, and then begins no more of them. It answers when nothing of the job runs. Jobs that come meanwhile wait.
 """
 
 import threading
@@ -35,6 +35,8 @@ class MappedLane:
         self._rig, self._cache, self._pipe, self._direction = rig, cache, pipe, direction
         self._free: deque[int] = deque(range(rig.ring.slots))
         self._under_way: deque[tuple[Move, float]] = deque()
+        self._waiting: deque[FromClient] = deque()
+        self._cancelled: set[int] = set()
         self._pace, self._pause = Pace(), threading.Event()
 
     def run(self) -> None:
@@ -42,7 +44,7 @@ class MappedLane:
         self._rig.device.use()
         try:
             while True:
-                self._hear(self._pipe.receive())
+                self._hear(self._waiting.popleft() if self._waiting else self._pipe.receive())
         except PipeClosedError:
             pass  # the client ended or left; the server learns that by itself
         except (DeviceFailedError, UnknownMemoryError) as e:
@@ -55,8 +57,9 @@ class MappedLane:
         match message:
             case Job():
                 self._pipe.send(self._done(message))
+                self._cancelled = {number for number in self._cancelled if number > message.job}
             case Cancel():
-                pass  # of a job that has ended
+                self._cancelled.add(message.job)
             case Piece() if self._direction is Direction.STORE:
                 self._cache.add(message, -1 if message.handle is not None else self._pipe.take_descriptor())
             case Export() if self._direction is Direction.STORE:
@@ -90,7 +93,8 @@ class MappedLane:
         """Begin a job's next turn, or give up all that are left."""
         if not self._free:
             self._end_oldest()
-        if self._cancelled(run.job):
+        self._listen()
+        if run.job.job in self._cancelled:
             run.give_up("cancelled")
             return
         turn = run.turns.popleft()
@@ -134,8 +138,8 @@ class MappedLane:
         if (ended := self._rig.grants.end(move.grant, moved_bytes)) is not None:
             self._rig.revoked(ended)
 
-    def _cancelled(self, job: Job) -> bool:
-        """Look whether the client has cancelled the job.
+    def _listen(self) -> None:
+        """Take what the client has said in the middle of a job.
 
         Raises:
             PipeClosedError: it is gone.
@@ -143,11 +147,10 @@ class MappedLane:
         with suppress(TimeoutError):
             while True:
                 message = self._pipe.receive(0.0)
-                if not isinstance(message, Cancel):
-                    raise PipeClosedError("a message in the middle of a job")
-                if message.job == job.job:
-                    return True
-        return False
+                if isinstance(message, Cancel):
+                    self._cancelled.add(message.job)
+                else:
+                    self._waiting.append(message)
 
 
 class _Run:

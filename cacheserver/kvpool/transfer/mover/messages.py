@@ -227,10 +227,10 @@ class Export(Struct, frozen=True, kw_only=True, tag="export"):
 
 
 class Job(Struct, frozen=True, kw_only=True, tag="job"):
-    """Move chunks of a grant between the arena and blocks of the cache. Answered by Done; one job at a time."""
+    """Move chunks of a grant between the arena and blocks of the cache. Answered by Done; jobs run in their order."""
 
     job: Count
-    """Counts the jobs of a connection."""
+    """Another one is greater than all before it on the connection."""
 
     group: Count
     grant: GrantId
