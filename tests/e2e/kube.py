@@ -84,6 +84,11 @@ class Kube:
         found = json.loads(self.kubectl("get", "nodes", "-o", "json"))["items"]
         return sorted(n["metadata"]["name"] for n in found if not n["spec"].get("taints"))
 
+    def version(self) -> tuple[int, int]:
+        """Of the API server: major and minor."""
+        found = json.loads(self.kubectl("version", "-o", "json"))["serverVersion"]
+        return int(found["major"]), int(found["minor"].rstrip("+"))
+
     def namespace(self, level: str) -> str:
         """A fresh namespace that enforces a pod-security *level*."""
         name = f"e2e-{uuid.uuid4().hex[:8]}"

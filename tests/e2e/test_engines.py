@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Engines with nothing but the label in a namespace at the Baseline level: what one stored, others of its node load."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,9 @@ from tests.e2e.kube import Kube
 from tests.e2e.stories import CACHED, Story, story
 
 from kvpool.model.whereabouts import rendered
+
+IMAGE_VOLUMES = (1, 36)
+"""Version of Kubernetes from which on images can be mounted without a feature gate."""
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +61,37 @@ def test_engines_have_a_list_of_all_servers_that_follows_them(kube: Kube, shared
         return listed == rendered({n: f"tcp://{pods[n]['status']['podIP']}:7410" for n in nodes})
 
     kube.wait("the list", told, 120)
+
+
+def test_the_connector_comes_without_a_copy_where_images_can_be_mounted(
+    kube: Kube, shared: Story, nodes: list[str]
+) -> None:
+    if kube.version() < IMAGE_VOLUMES:
+        pytest.skip("this cluster mounts no images")
+    mount_payload(kube, shared)
+    first, mounted = shared.engines["first"], shared.engine("mounted", nodes[0]).wait_ready()
+    pod = kube.get("pod", "mounted", shared.namespace)
+
+    assert [v["name"] for v in pod["spec"]["volumes"] if "image" in v] == ["kvpool-payload"]
+    assert "initContainers" not in pod["spec"]
+    for seed, storing, loading in ((4, first, mounted), (5, mounted, first)):
+        before = shared.servers.statistics(nodes[0])["chunks"]
+        tokens, cached = storing.complete(prompt(seed))
+        shared.servers.wait_chunks(nodes[0], before + 2)
+        assert (cached, loading.complete(prompt(seed))) == (0, (tokens, CACHED))
+    shared.engines.pop("mounted").delete()
+
+
+def mount_payload(kube: Kube, shared: Story) -> None:
+    """Pods that come from now on get the connector's image as a volume."""
+    patch = json.dumps({"spec": {"clients": {"payload": {"mode": "ImageVolume"}}}})
+    kube.kubectl("patch", "kvp", "main", "--namespace", shared.namespace, "--type=merge", f"--patch={patch}")
+
+    def seen() -> bool:
+        pool = kube.get("kvp", "main", shared.namespace)
+        return bool(pool["status"]["observedGeneration"] == pool["metadata"]["generation"])
+
+    kube.wait("the operator to see it", seen, 60)
 
 
 def test_the_status_tells_of_clients_and_hits(shared: Story) -> None:
