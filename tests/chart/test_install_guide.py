@@ -2,6 +2,7 @@
 """docs/install.md shows pools that are valid, values that exist, and the names that things really have."""
 
 import re
+import subprocess
 
 import yaml
 from tests.chart.rendering import Helm, identity, rights
@@ -42,6 +43,17 @@ def test_what_it_deletes_is_what_the_file_brings() -> None:
 
 def test_it_names_every_image() -> None:
     assert all(f"`{image.name}`" in GUIDE for image in IMAGES.values())
+
+
+def test_its_way_to_name_a_registry_for_kubectl_names_it_for_every_image() -> None:
+    (script,) = re.findall(r"^sed '(.+)' deploy/kvpool\.yaml \| kubectl apply --server-side -f -$", GUIDE, re.MULTILINE)
+    command = ["sed", script, str(DEPLOY)]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    images = re.findall(r"\S*kvpool-(?:operator|server|payload):\S+", text)
+    assert len(images) == 4
+    assert all(i.lstrip('"').startswith("registry.example/team/kvpool-") for i in images)
+    assert text.replace("registry.example/team/", "") == DEPLOY.read_text()
 
 
 WORDS = {
