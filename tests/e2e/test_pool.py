@@ -49,6 +49,22 @@ def test_the_status_has_the_servers_numbers(kube: Kube, servers: Servers) -> Non
     kube.wait("capacity in the status", told)
 
 
+def test_changed_names_reach_every_server_without_a_new_pod_and_the_status_says_when(
+    kube: Kube, servers: Servers
+) -> None:
+    def followed(status: str) -> bool:
+        return kube.condition("kvp", "main", servers.namespace, "SettingsFollowed", status)
+
+    kube.wait("settings in the status", lambda: followed("True"))
+    before = {n: p["metadata"]["uid"] for n, p in servers.pods().items()}
+    patch = json.dumps({"spec": {"clients": {"allowedNamespaces": ["friends"]}}})
+    kube.kubectl("patch", "kvp", "main", "--namespace", servers.namespace, "--type=merge", f"--patch={patch}")
+
+    kube.wait("servers that have not read it yet", lambda: followed("False"), 60)
+    kube.wait("all servers", lambda: followed("True"), 240)
+    assert {n: p["metadata"]["uid"] for n, p in servers.pods().items()} == before
+
+
 def test_metrics_are_served(kube: Kube, servers: Servers, nodes: list[str]) -> None:
     text = kube.http_get(servers.namespace, servers.on(nodes[1]), OPERATIONS, "/metrics")
 
