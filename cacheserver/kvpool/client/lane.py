@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A transfer thread with a bounded queue: it takes the first work that can go on, so none waits for another's event."""
+"""A transfer thread with a bounded queue: it takes the first work that can go on, so none waits for another's event.
+
+Work may leave moves under way. The next work then begins at once if it can go on; else the thread waits for the moves.
+"""
 
 import threading
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from kvpool.client.supervise import attempt
 
@@ -21,8 +24,14 @@ class Work(Protocol):
     def run(self) -> None:
         """Do it, on the lane's thread. Raises nothing and ends by its own deadline."""
 
+    def settle(self) -> None:
+        """Wait for what ``run`` left under way; once, else as ``run``."""
+
 
 W = TypeVar("W", bound=Work)
+
+_UNDER_WAY: Final = 1
+"""Works whose moves may still be under way while the next one is run."""
 
 
 class Lane(Generic[W]):
@@ -32,7 +41,8 @@ class Lane(Generic[W]):
         self._limit = limit
         self._changed = threading.Condition()
         self._queue: deque[W] = deque()
-        self._current: W | None = None
+        self._running: deque[W] = deque()
+        """What is run or to be settled."""
         self._closing = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -51,13 +61,13 @@ class Lane(Generic[W]):
         with self._changed:
             self._changed.notify()
 
-    def withdraw(self, which: Callable[[W], bool]) -> tuple[list[W], W | None]:
-        """Take queued work out; returns it, and the running work if it is such, which goes on."""
+    def withdraw(self, which: Callable[[W], bool]) -> tuple[list[W], list[W]]:
+        """Take queued work out; returns it, and what is such of the running work, which goes on."""
         with self._changed:
             taken = [w for w in self._queue if which(w)]
             self._queue = deque(w for w in self._queue if not which(w))
-            current = self._current
-        return taken, current if current is not None and which(current) else None
+            running = [w for w in self._running if which(w)]
+        return taken, running
 
     def close(self) -> list[W]:
         """Take no more work; returns what will not be run. Idempotent, does not wait."""
@@ -73,14 +83,28 @@ class Lane(Generic[W]):
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while (work := self._next()) is not None:
-            attempt("a transfer", work.run)
-            with self._changed:
-                self._current = None
-            # Not kept alive until the next one comes: it may hold a request's frames.
-            del work
+        while self._turn():
+            pass
 
-    def _next(self) -> W | None:
+    def _turn(self) -> bool:
+        """Run the next work, or settle what was run; False if there will be nothing of both any more."""
+        work = self._next(wait=not self._running)
+        if work is not None:
+            attempt("a transfer", work.run)
+        elif not self._running:
+            return False
+        if work is None or len(self._running) > _UNDER_WAY:
+            self._settle()
+        return True
+
+    def _settle(self) -> None:
+        """Wait for the oldest of the running works."""
+        attempt("the end of a transfer", self._running[0].settle)
+        with self._changed:
+            self._running.popleft()
+
+    def _next(self, *, wait: bool) -> W | None:
+        """Return work that is due; None if the lane closes, or if there is none and it is not to be waited for."""
         with self._changed:
             while not self._closing:
                 now_s = monotonic()
@@ -88,8 +112,10 @@ class Lane(Generic[W]):
                 for work in self._queue:
                     if (due_s := work.due_in_s(now_s)) <= 0:
                         self._queue.remove(work)
-                        self._current = work
+                        self._running.append(work)
                         return work
                     soonest_s = due_s if soonest_s is None else min(soonest_s, due_s)
+                if not wait:
+                    return None
                 self._changed.wait(soonest_s)
             return None

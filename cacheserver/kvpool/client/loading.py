@@ -2,6 +2,7 @@
 """One load under way: PrepareRetrieve, the scatters, one CommitRetrieve; what is not vouched for is bad."""
 
 import logging
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +13,11 @@ from kvpool.client.client_moved import MappedReader
 from kvpool.client.jobs import LoadJob
 from kvpool.client.ledger import Ledger
 from kvpool.client.ports import BlockPort
-from kvpool.client.ring_ports import RingWork
+from kvpool.client.ring_ports import RingMove, RingWork
 from kvpool.client.ringing import RingKeeper
 from kvpool.client.streamed import StreamedReader
 from kvpool.client.supervise import attempt
-from kvpool.model.checksum import ChecksumKind, can_verify, checksum
+from kvpool.model.checksum import CHECKSUM_BYTES, ChecksumKind, can_verify, checksum
 from kvpool.model.errors import CacheError, Malformed
 from kvpool.model.slots import Disposition
 from kvpool.wire.codec import checksums_of, flags_of, placements_of
@@ -37,7 +38,7 @@ def blocks_of(job: LoadJob, failed: NDArray[np.bool_]) -> frozenset[int]:
 
 
 class Loading:
-    """A LoadJob in one session. ``run`` and ``abandon`` end it, one of them, once."""
+    """A LoadJob in one session. ``run`` and ``abandon`` begin its end, one of them, once."""
 
     def __init__(
         self, errand: Errand, blocks: BlockPort, job: LoadJob, ledger: Ledger, rings: RingKeeper | None = None
@@ -48,15 +49,18 @@ class Loading:
         self._blocks = blocks
         self._ledger = ledger
         self._rings = rings
+        self._move: RingMove | None = None
         self._committed: Call[Retrieved] | None = None
+        self._concluding = False
+        """True once it is the ring that ends the load."""
         whole = int(job.block_ids.shape[1])
         ends: NDArray[np.int64] = np.arange(1, job.chunks + 1, dtype=np.int64) * whole
         self._needed: NDArray[np.bool_] = ends > job.skip_blocks
         self._written = np.zeros(job.chunks, dtype=np.bool_)
         self._vouched = np.zeros(job.chunks, dtype=np.bool_)
         self._wrong = np.zeros(job.chunks, dtype=np.uint8)
-        self._sums: list[bytes] = []
-        self._kinds: list[int] = []
+        self._sums = np.zeros(job.chunks, dtype=f"V{CHECKSUM_BYTES}")
+        self._kinds = np.zeros(job.chunks, dtype=np.uint8)
         self._lengths = np.zeros(job.chunks, dtype=np.uint64)
         self.prepared: Call[Readable] = errand.ask(
             PrepareRetrieve(lookup_id=job.lookup_id, group=job.group, shard=job.shard, first=job.first, end=job.end)
@@ -68,12 +72,15 @@ class Loading:
 
     def run(self) -> None:
         """Do it; see Work."""
-        attempt("a load", self._transfer)
-        if self._committed is None:
-            self._end()
-        else:
-            # The lane goes on with the next load; the link's thread hears the answer.
-            self._committed.then(self._conclude)
+        failed = attempt("a load", self._transfer)
+        if not self._concluding:
+            self._written &= failed is None
+            self._finish()
+
+    def settle(self) -> None:
+        """Wait until all chunks are in their blocks; see Work."""
+        if self._concluding and self._move is not None:
+            self._move.finish()
 
     def _conclude(self) -> None:
         """Learn what is vouched for."""
@@ -102,55 +109,75 @@ class Loading:
                 self._fail("late")
         except CacheError as e:
             self._fail(e.code, str(e))
-        finally:
-            # Whatever happened: this reader's pins go.
-            committed = self._commit()
+
+    def _finish(self) -> None:
+        """Commit, whatever happened: this reader's pins go."""
+        committed = self._commit()
         if self._written.any():
+            # The lane goes on with the next load; the link's thread hears the answer.
             self._committed = committed
+            committed.then(self._conclude)
+        else:
+            self._end()
 
     def _answer(self) -> NDArray[np.void]:
         _, frames = self.prepared.result()
         if len(frames) != 3:  # noqa: PLR2004 - placements, checksums, kinds
             raise Malformed(f"{len(frames)} raw frames in a Readable instead of three")
         rows = placements_of(frames[0], self.job.chunks)
-        self._sums = [s.tobytes() for s in checksums_of(frames[1], self.job.chunks)]
-        self._kinds = flags_of(frames[2], self.job.chunks).tolist()
+        self._sums = checksums_of(frames[1], self.job.chunks)
+        self._kinds = flags_of(frames[2], self.job.chunks)
         self._lengths = rows["length"]
         return rows
 
     def _receive(self, rows: NDArray[np.void]) -> None:
         job, way = self.job, rows["disposition"]
-        in_place = [Wanted(c, rows[c]) for c in np.flatnonzero(self._needed & (way == Disposition.IN_PLACE)).tolist()]
-        streamed = [Wanted(c, rows[c]) for c in np.flatnonzero(self._needed & (way == Disposition.STREAM)).tolist()]
+        in_place = np.flatnonzero(self._needed & (way == Disposition.IN_PLACE)).tolist()
+        streamed = np.flatnonzero(self._needed & (way == Disposition.STREAM)).tolist()
         if in_place and (grant := self.prepared.result()[0].grant):
-            self._receive_by_ring([w.chunk for w in in_place], grant)
+            self._receive_by_ring(in_place, grant, alone=not streamed)
         elif in_place:
-            MappedReader(self._copying).each(in_place, self._scatter)
+            MappedReader(self._copying).each([Wanted(c, rows[c]) for c in in_place], self._scatter)
         if streamed:
-            StreamedReader(self._copying, job.lookup_id, job.group, job.shard, job.first).each(streamed, self._scatter)
+            wanted = [Wanted(c, rows[c]) for c in streamed]
+            StreamedReader(self._copying, job.lookup_id, job.group, job.shard, job.first).each(wanted, self._scatter)
 
-    def _receive_by_ring(self, chunks: list[int], grant: bytes) -> None:
-        """Hand chunks to the ring at once. A failure leaves no kernel that could still write."""
+    def _receive_by_ring(self, chunks: list[int], grant: bytes, *, alone: bool) -> None:
+        """Hand chunks to the ring at once; *alone*: when it is done with them, so is the load."""
         job, ring = self.job, self._rings.current() if self._rings is not None else None
         if ring is None:
             self._ledger.count("loads_without_ring")
             return
-        work = RingWork(
-            group=job.group,
-            grant=grant,
-            block_ids=job.block_ids,
-            chunks=chunks,
-            skip_blocks=job.skip_blocks,
-            after=job.after.event if job.after is not None else 0,
+        move = self._move = ring.move(
+            RingWork(
+                group=job.group,
+                grant=grant,
+                block_ids=job.block_ids,
+                chunks=chunks,
+                skip_blocks=job.skip_blocks,
+                after=job.after.event if job.after is not None else 0,
+                over=partial(self._moved, chunks, alone=alone),
+            )
         )
-        try:
-            move = ring.move(work)
-            lost = ring.load(move, self._copying.ends_s)
-        except CacheError as e:
-            log.debug("load of %s stopped: %s", job.request_id, e)
+        self._concluding = alone
+        ring.load(move, self._copying.ends_s)
+        if not alone:
+            move.finish()
+
+    def _moved(self, chunks: list[int], *, alone: bool) -> None:
+        """Learn what the ring moved. No kernel of it can still write."""
+        attempt("a load's moves", partial(self._take, chunks))
+        if alone:
+            self._finish()
+
+    def _take(self, chunks: list[int]) -> None:
+        assert self._move is not None
+        if (lost := self._move.lost) is None:
+            log.debug("load of %s stopped: the ring is retired", self.job.request_id)
             return
-        self._wrong[[*move.wrong]] = 1
-        self._ledger.count("chunks_checksum_wrong", len(move.wrong))
+        wrong = self._move.wrong
+        self._wrong[[*wrong]] = 1
+        self._ledger.count("chunks_checksum_wrong", len(wrong))
         self._written[chunks] = True
         self._written[[*lost]] = False
 
@@ -160,7 +187,7 @@ class Loading:
             return
         if self.job.after is not None:
             self.job.after.wait()
-        if not _matches(data, self._kinds[chunk], self._sums[chunk]):
+        if not _matches(data, int(self._kinds[chunk]), self._sums[chunk].tobytes()):
             self._wrong[chunk] = 1
             self._ledger.count("chunks_checksum_wrong")
             return

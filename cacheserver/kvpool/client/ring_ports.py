@@ -27,6 +27,9 @@ class RingWork:
     chunks: Sequence[int]
     """Those that are to be moved."""
 
+    over: Callable[[], None]
+    """Called once, on any thread, when all of it has ended. Raises nothing."""
+
     skip_blocks: int = 0
     """Blocks at the job's start that are left alone."""
 
@@ -40,15 +43,23 @@ class RingWork:
 class RingMove(Protocol):
     """A RingWork under way."""
 
+    lost: frozenset[int] | None
+    """Once it has ended, and no kernel of it runs any more: the chunks that did not get there. None if the ring was
+    retired before: nothing may be taken for moved."""
+
     wrong: set[int]
     """Loads: chunks that are not what was stored, as the mover found; they are among those that are lost."""
 
     def cancel(self, timeout_s: float) -> bool:
         """Begin no kernel any more; returns whether none runs after at most *timeout_s*. Any thread."""
 
+    @property
+    def finish(self) -> Callable[[], None]:
+        """Waits for its end; by the thread that began it. Also the moves that were begun after it go on meanwhile."""
+
 
 class JoinedRing(Protocol):
-    """A ring and its mover. One store and one load run at a time, each by its own thread."""
+    """A ring and its mover. Stores are begun and finished by one thread, loads by another."""
 
     @property
     def retired(self) -> str:
@@ -61,14 +72,13 @@ class JoinedRing(Protocol):
             IndexError, ValueError: an id is out of range, or occurs twice; nothing has been moved.
         """
 
-    def store(self, move: RingMove, ends_s: float) -> frozenset[int]:
-        """Move the chunks to their slots until *ends_s* (monotonic); returns those that did not get there.
+    def store(self, move: RingMove, ends_s: float) -> None:
+        """Move the chunks to their slots until *ends_s* (monotonic); returns once the last of them is on its way.
 
-        Raises:
-            ServerUnavailable: the ring is retired; no chunk may be taken for moved. No kernel runs any more.
+        Then another move may be begun, or this one finished: one of both is to be done, or nobody hears the mover.
         """
 
-    def load(self, move: RingMove, ends_s: float) -> frozenset[int]:
+    def load(self, move: RingMove, ends_s: float) -> None:
         """Move the chunks to their blocks; as ``store``."""
 
     def retire(self, reason: str) -> None:

@@ -43,7 +43,7 @@ class _StoppedError(Exception):
 
 
 class Storing:
-    """A StoreJob in one session. ``run`` and ``abandon`` end it, one of them, once."""
+    """A StoreJob in one session. ``run`` and ``abandon`` begin its end, one of them, once."""
 
     def __init__(
         self,
@@ -68,6 +68,8 @@ class Storing:
         self._move: RingMove | None = None
         self._placed = np.empty(0, dtype=PLACEMENT)
         self._committed: Call[Stored] | None = None
+        self._concluding = False
+        """True once something that is under way will end the store."""
         self._complete = np.zeros(job.chunks, dtype=np.uint8)
         self._checksums = np.zeros((job.chunks, CHECKSUM_BYTES), dtype=np.uint8)
         self.prepared = errand.ask(
@@ -94,11 +96,13 @@ class Storing:
     def run(self) -> None:
         """Do it; see Work."""
         attempt("a store", self._transfer)
-        if self._committed is None:
+        if not self._concluding:
             self._end()
-        else:
-            # The lane goes on with the next store; the link's thread hears the answer.
-            self._committed.then(self._conclude)
+
+    def settle(self) -> None:
+        """Wait until all chunks are in their slots; see Work."""
+        if self._concluding and self._move is not None:
+            self._move.finish()
 
     def _conclude(self) -> None:
         """Learn what was kept."""
@@ -140,16 +144,25 @@ class Storing:
             # The server keeps no store of which nothing is to be written: there is nothing to commit.
             self._count(rows["disposition"])
             return
+        if rows is not None:
+            self._placed = rows
         try:
             if rows is not None and (grant := self.prepared.result()[0].grant):
                 self._send_by_ring(rows, grant)
             elif rows is not None:
                 self._send(rows)
         finally:
-            committed = self._commit()
+            if not self._concluding:
+                self._finish()
+
+    def _finish(self) -> None:
+        """Commit what got there; what did not is given back by the same commit."""
+        committed = self._commit()
+        if len(self._placed):
             # Also after a failure the store ends only when the server has answered: what it kept is counted, and seen.
-            if rows is not None:
-                self._placed, self._committed = rows, committed
+            # The lane goes on with the next store; the link's thread hears the answer.
+            self._concluding, self._committed = True, committed
+            committed.then(self._conclude)
 
     def _rows(self) -> NDArray[np.void] | None:
         """Return the server's answer, or None if there will be no transfer."""
@@ -173,26 +186,34 @@ class Storing:
             return
         chunks = np.flatnonzero(rows["disposition"] == Disposition.WRITE).tolist()
         event = job.after.event if job.after is not None else 0
-        try:
-            move = ring.move(
-                RingWork(
-                    group=job.group,
-                    grant=grant,
-                    block_ids=job.block_ids,
-                    chunks=chunks,
-                    after=event,
-                    read=self._end_reading,
-                )
+        move = self._move = ring.move(
+            RingWork(
+                group=job.group,
+                grant=grant,
+                block_ids=job.block_ids,
+                chunks=chunks,
+                after=event,
+                over=partial(self._moved, chunks),
+                read=self._end_reading,
             )
-            self._move = move
-            if not self._cancelled:
-                lost = ring.store(move, self._copying.ends_s)
-                self._complete[chunks] = 1
-                self._complete[[*lost]] = 0
-        except CacheError as e:
-            log.debug("store of %s stopped: %s", job.request_id, e)
-        finally:
-            self._end_reading()
+        )
+        if not self._cancelled:
+            self._concluding = True
+            ring.store(move, self._copying.ends_s)
+
+    def _moved(self, chunks: list[int]) -> None:
+        """Commit what the ring moved."""
+        attempt("a store's moves", partial(self._take, chunks))
+        self._finish()
+
+    def _take(self, chunks: list[int]) -> None:
+        self._end_reading()
+        assert self._move is not None
+        if (lost := self._move.lost) is None:
+            log.debug("store of %s stopped: the ring is retired", self.job.request_id)
+        else:
+            self._complete[chunks] = 1
+            self._complete[[*lost]] = 0
 
     def _send(self, rows: NDArray[np.void]) -> None:
         if self.job.after is not None:

@@ -136,9 +136,7 @@ class WorkerAdapter:
             store.abandon("closed")
         for load in self._loads.close():
             load.abandon("closed")
-        _, running = self._stores.withdraw(lambda _: True)
-        if running is not None:
-            running.cancel(ends_s - monotonic())
+        self._cancel(lambda _: True, ends_s - monotonic())
         if self._rings is not None:
             self._rings.close(max(0.0, ends_s - monotonic()))
         self._stores.join(max(0.0, ends_s - monotonic()))
@@ -149,7 +147,9 @@ class WorkerAdapter:
         queued, running = self._stores.withdraw(which)
         for work in queued:
             work.abandon("cancelled")
-        return running is None or running.cancel(timeout_s)
+        ends_s = monotonic() + timeout_s
+        left = [work for work in running if not work.cancel(ends_s - monotonic())]
+        return not left
 
     def _errand(self, state: LinkState) -> Errand | None:
         """Return the way to the session of *state*, or None while uncached."""

@@ -2,8 +2,8 @@
 """The engine's ring as the client uses it: one piece of device memory, one mover after the other."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -12,6 +12,7 @@ import numpy as np
 from kvpool.client.ring_ports import RingMove, RingWork
 from kvpool.model.errors import ServerUnavailable
 from kvpool.model.layout import NOWHERE
+from kvpool.transfer.mover.messages import Direction
 from kvpool.transfer.plan import slot_ids
 from kvpool.transfer.planes import Layout
 from kvpool.transfer.ring import EngineRing, RingRetiredError
@@ -88,21 +89,17 @@ class JoinedEngineRing:
         numbers = np.asarray(work.chunks, dtype=np.int64)
         wanted[numbers] = work.block_ids[numbers]
         ids = slot_ids(wanted, self._layouts[work.group].blocks, null_block=NOWHERE, skip=skip)
-        return RingJob(
-            group=work.group, grant=work.grant, ids=ids, chunks=work.chunks, after=work.after, read=work.read
-        )
+        job = RingJob(group=work.group, grant=work.grant, ids=ids, chunks=work.chunks, after=work.after, read=work.read)
+        job.over = partial(self._over, work.over)
+        return job
 
-    def store(self, move: RingMove, ends_s: float) -> frozenset[int]:
+    def store(self, move: RingMove, ends_s: float) -> None:
         """See JoinedRing."""
-        assert isinstance(move, RingJob)
-        with self._using():
-            return self._ring.store(move, ends_s)
+        self._begin(Direction.STORE, move, ends_s)
 
-    def load(self, move: RingMove, ends_s: float) -> frozenset[int]:
+    def load(self, move: RingMove, ends_s: float) -> None:
         """See JoinedRing."""
-        assert isinstance(move, RingJob)
-        with self._using():
-            return self._ring.load(move, ends_s)
+        self._begin(Direction.LOAD, move, ends_s)
 
     def retire(self, reason: str) -> None:
         """See JoinedRing."""
@@ -116,14 +113,15 @@ class JoinedEngineRing:
         if idle:
             self._ring.close()
 
-    @contextmanager
-    def _using(self) -> Iterator[None]:
+    def _begin(self, direction: Direction, move: RingMove, ends_s: float) -> None:
+        assert isinstance(move, RingJob)
         with self._idle:
             self._running += 1
+        self._ring.begin(direction, move, ends_s)
+
+    def _over(self, then: Callable[[], None]) -> None:
         try:
-            yield
-        except RingRetiredError as e:
-            raise ServerUnavailable(f"the ring is retired: {e}") from e
+            then()
         finally:
             with self._idle:
                 self._running -= 1

@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two lanes of a ring, each with its slots, its stream, its connection to the mover and a thread that waits.
 
-A lane's job is run by its caller's thread: it launches kernels as far ahead as slots are free and takes the mover's
-answers. The lane's own thread waits for the kernels' events in their order and tells the mover. No stream of the engine
-ever waits for the mover: what does not come costs a deadline.
+A lane's jobs are run by its caller's thread: it launches kernels as far ahead as slots are free and takes the mover's
+answers. The next job may begin once the last turn of one is on its way, so that no slot stands idle between two. The
+lane's own thread waits for the kernels' events in their order and tells the mover. No stream of the engine ever waits
+for the mover: what does not come costs a deadline.
 """
 
 import itertools
 import queue
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from time import monotonic
+from functools import partial
 from typing import Final
 
 from kvpool.transfer.cuda import CudaError
@@ -38,11 +39,22 @@ class _Lane:
     ) -> None:
         self.direction, self.device, self.pipe, self.retire = direction, device, pipe, retire
         self.free: deque[int] = deque(range(device.ring.slots))
-        self.under_way: dict[int, tuple[int, Turn]] = {}
+        self.under_way: dict[int, tuple[int, RingJob, Turn]] = {}
+        self.failure = ""
+        """Why it retired the ring."""
+        self._jobs: list[RingJob] = []
         self._numbers = itertools.count()
         self._launched: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._wait, name=f"kvpool-ring-{direction}", daemon=True)
         self._thread.start()
+
+    def start(self, job: RingJob, ends_s: float, finish: Callable[[RingJob], None]) -> None:
+        """Begin a job."""
+        job.start(ends_s, partial(finish, job))
+        self._jobs = [job, *(j for j in self._jobs if not j.is_over())]
+        self.device.use()
+        if job.after:
+            self.device.follow(self.direction, job.after)
 
     def launch(self, slot: int, job: RingJob, turn: Turn, then: Callable[[], object]) -> None:
         """Launch a kernel and let the lane's thread call *then* once it is done."""
@@ -59,10 +71,10 @@ class _Lane:
         """Let the lane's thread make a call once all kernels that were launched are done."""
         self._launched.put(call)
 
-    def number(self, slot: int, turn: Turn) -> int:
+    def number(self, slot: int, job: RingJob, turn: Turn) -> int:
         """Note a move before the mover can answer it."""
         number = next(self._numbers)
-        self.under_way[number] = (slot, turn)
+        self.under_way[number] = (slot, job, turn)
         return number
 
     def ask(self, number: int, slot: int, job: RingJob, turn: Turn) -> None:
@@ -71,23 +83,47 @@ class _Lane:
         move = Move(turn=number, slot=slot, grant=job.grant, offset=part.offset, length=part.length, chunks=turn.chunks)
         self.pipe.send(move)
 
-    def answer(self, ends_s: float) -> tuple[int, Turn, Moved]:
-        """Return the slot and turn of the next move that ended, and its answer; those nobody waits for are skipped."""
+    def answer(self) -> tuple[int, RingJob, Turn, Moved]:
+        """Return slot, job and turn of the next move that ended, and its answer; others that come are skipped.
+
+        Raises:
+            TimeoutError: the time of a job is up.
+            PipeClosedError: there will be no answer.
+        """
+        ends_s = min((job.ends_s for job in self._jobs if not job.is_over()), default=0.0)
         while True:
             message = self.pipe.receive(ends_s)
             if isinstance(message, Moved) and (known := self.under_way.pop(message.turn, None)) is not None:
                 return *known, message
 
+    def outcome(self, job: RingJob) -> frozenset[int]:
+        """Return what a job that has ended did not bring.
+
+        Raises:
+            RingRetiredError: the ring was retired before its end.
+        """
+        if job.lost is None:
+            raise RingRetiredError(self.failure)
+        return job.lost
+
     @contextmanager
     def retiring(self) -> Iterator[None]:
-        """Retire the ring when something fails or a deadline is missed; no kernel of this lane runs afterwards."""
+        """Retire the ring when something fails or a deadline is missed: all jobs end, and no kernel runs any more."""
         try:
             yield
         except _TROUBLE as e:
-            text = f"{self.direction}: {e}"
-            self.retire(text)
-            self._settle()
-            raise RingRetiredError(text) from e
+            self._fail(str(e))
+        except BaseException:
+            self._fail("a defect of the client")
+            raise
+
+    def _fail(self, why: str) -> None:
+        self.failure = self.failure or f"{self.direction}: {why}"
+        self.retire(self.failure)
+        self._settle()
+        jobs, self._jobs = self._jobs, []
+        for job in jobs:
+            job.stop()
 
     def close(self) -> None:
         """End the lane's thread after what it waits for."""
@@ -114,115 +150,147 @@ class _Lane:
 
 
 class StoreLane:
-    """Gathers chunks into slots and lets the mover empty them. One job at a time."""
+    """Gathers chunks into slots and lets the mover empty them. Jobs run one after the other; one thread calls."""
 
     def __init__(self, device: EngineDevice, pipe: Pipe[ToClient], retire: Callable[[str], None]) -> None:
         self._lane = _Lane(Direction.STORE, device, pipe, retire)
 
-    def run(self, job: RingJob, ends_s: float) -> frozenset[int]:
-        """Store a job's chunks; returns those that did not get there (cancelled, or not granted).
+    def begin(self, job: RingJob, ends_s: float) -> None:
+        """Gather a job's chunks and let the mover have them; returns once the last kernel is launched.
 
-        Its blocks are free once ``job.cancel`` returned True, or when this returns or raises.
-
-        Raises:
-            RingRetiredError: time was up (*ends_s*, monotonic), or the mover or the device failed.
+        The job ends with its last answer, which is taken by ``job.finish`` or when a later job needs slots. Then
+        ``job.lost`` are the chunks that did not get there (cancelled, or not granted). Its blocks are free once
+        ``job.cancel`` returned True, or at its end. It ends with the ring if time is up (*ends_s*, monotonic) or
+        something fails.
         """
-        lane, failed = self._lane, set[int]()
+        lane = self._lane
         with lane.retiring():
-            lane.device.use()
-            if job.after:
-                lane.device.follow(Direction.STORE, job.after)
+            lane.start(job, ends_s, self._finish)
             for turn in lane.device.turns(job.group, job.chunks):
+                job.expect(1)
                 while not lane.free:
-                    self._take(failed, ends_s)
+                    self._take()
                 if job.begin():
                     self._launch(lane.free.popleft(), job, turn)
                 else:
-                    failed.update(turn.chunks)
+                    job.ended(turn.chunks)
             if job.read is not None:
                 lane.then(job.read)
-            while lane.under_way:
-                self._take(failed, ends_s)
-        return frozenset(failed)
+            job.ended()
+
+    def run(self, job: RingJob, ends_s: float) -> frozenset[int]:
+        """Do a job and wait for its end; returns the chunks that did not get there.
+
+        Raises:
+            RingRetiredError: time was up, or the mover or the device failed.
+        """
+        self.begin(job, ends_s)
+        job.finish()
+        return self._lane.outcome(job)
 
     def close(self) -> None:
         """End the lane's thread."""
         self._lane.close()
 
+    def _finish(self, job: RingJob) -> None:
+        with self._lane.retiring():
+            while not job.is_over():
+                self._take()
+
     def _launch(self, slot: int, job: RingJob, turn: Turn) -> None:
-        number = self._lane.number(slot, turn)
+        number = self._lane.number(slot, job, turn)
         self._lane.launch(slot, job, turn, lambda: self._lane.ask(number, slot, job, turn))
 
-    def _take(self, failed: set[int], ends_s: float) -> None:
-        slot, turn, moved = self._lane.answer(ends_s)
+    def _take(self) -> None:
+        slot, job, turn, moved = self._lane.answer()
         self._lane.free.append(slot)
-        if moved.error:
-            failed.update(turn.chunks)
+        job.ended(turn.chunks if moved.error else ())
 
 
 class LoadLane:
-    """Lets the mover fill slots and scatters out of them. One job at a time."""
+    """Lets the mover fill slots and scatters out of them. Jobs run one after the other; one thread calls."""
 
     def __init__(self, device: EngineDevice, pipe: Pipe[ToClient], retire: Callable[[str], None]) -> None:
         self._lane = _Lane(Direction.LOAD, device, pipe, retire)
-        self._turns: deque[Turn] = deque()
+        self._filling = threading.Lock()
+        self._turns: deque[tuple[RingJob, Turn]] = deque()
+        self._unanswered: Counter[RingJob] = Counter()
+        """Turns that the mover has to answer, also those that it was not asked for yet. The caller's thread."""
+
+    def begin(self, job: RingJob, ends_s: float) -> None:
+        """Load a job's chunks; returns once the mover was asked for the last of them.
+
+        The job ends with its last kernel: ``job.lost`` are then the chunks whose blocks were not written, or not all of
+        them. It ends with the ring if time is up (*ends_s*, monotonic) or something fails: blocks may have been written
+        then, and none is written any more.
+        """
+        lane = self._lane
+        with lane.retiring():
+            lane.start(job, ends_s, self._finish)
+            self._want(job, list(lane.device.turns(job.group, job.chunks)))
+            while self._is_asking():
+                self._take()
+            job.ended()
 
     def run(self, job: RingJob, ends_s: float) -> frozenset[int]:
-        """Load a job's chunks; returns those whose blocks were not written, or not all of them.
+        """Do a job and wait for its end; returns the chunks whose blocks were not written, or not all of them.
 
         Raises:
-            RingRetiredError: time was up (*ends_s*, monotonic), or the mover or the device failed. Blocks of the job
-                may have been written; none is written any more.
+            RingRetiredError: time was up, or the mover or the device failed.
         """
-        lane, failed = self._lane, set[int]()
-        with lane.retiring():
-            lane.device.use()
-            if job.after:
-                lane.device.follow(Direction.LOAD, job.after)
-            self._turns = deque(lane.device.turns(job.group, job.chunks))
-            left, last = len(self._turns), list[int]()
-            for slot in range(lane.device.ring.slots):
-                self._fill(slot, job)
-            while left:
-                left += self._take(job, failed, last, ends_s)
-            for slot in last:
-                lane.device.wait(Direction.LOAD, slot)
-                job.end()
-            if not job.cancel(max(0.0, ends_s - monotonic())):
-                raise TimeoutError("a scatter did not end in time")
-        return frozenset(failed)
+        self.begin(job, ends_s)
+        job.finish()
+        return self._lane.outcome(job)
 
     def close(self) -> None:
         """End the lane's thread."""
         self._lane.close()
 
-    def _fill(self, slot: int, job: RingJob) -> None:
-        """Ask for the job's next turn in a slot, if there is one. Either thread."""
-        try:
-            turn = self._turns.popleft()
-        except IndexError:
-            return
-        self._lane.ask(self._lane.number(slot, turn), slot, job, turn)
+    def _finish(self, job: RingJob) -> None:
+        with self._lane.retiring():
+            while not job.is_over() and self._unanswered[job]:
+                self._take()
+            del self._unanswered[job]
+            job.wait_over()
 
-    def _take(self, job: RingJob, failed: set[int], last: list[int], ends_s: float) -> int:
-        """Scatter what the mover brought; kernels after which nothing is to be asked are put on the list of *last*.
+    def _want(self, job: RingJob, turns: Sequence[Turn]) -> None:
+        """Put turns before all others that wait, and ask for as many as there are free slots."""
+        job.expect(len(turns))
+        self._unanswered[job] += len(turns)
+        with self._filling:
+            self._turns.extendleft((job, turn) for turn in reversed(turns))
+            free = [self._lane.free.popleft() for _ in range(min(len(self._turns), len(self._lane.free)))]
+        for slot in free:
+            self._fill(slot)
 
-        Returns how many more turns there are to take than before.
-        """
-        slot, turn, moved = self._lane.answer(ends_s)
+    def _is_asking(self) -> bool:
+        """True while there are turns that are not under way."""
+        with self._filling:
+            return bool(self._turns)
+
+    def _fill(self, slot: int) -> None:
+        """Ask for the next turn in a slot; it is free if there is none. Either thread."""
+        with self._filling:
+            if not self._turns:
+                self._lane.free.append(slot)
+                return
+            job, turn = self._turns.popleft()
+            number = self._lane.number(slot, job, turn)
+        self._lane.ask(number, slot, job, turn)
+
+    def _take(self) -> None:
+        """Scatter what the mover brought."""
+        slot, job, turn, moved = self._lane.answer()
+        self._unanswered[job] -= 1
         if moved.wrong:
             job.wrong.update(moved.wrong)
-            failed.update(moved.wrong)
-            rest = turn.without(moved.wrong)
-            self._turns.extendleft(reversed(rest))
-            self._fill(slot, job)
-            return len(rest) - 1
-        if moved.error or not job.begin():
-            failed.update(turn.chunks)
-            self._fill(slot, job)
-        elif self._turns:
-            self._lane.launch(slot, job, turn, lambda: self._fill(slot, job))
+            self._want(job, turn.without(moved.wrong))
+            self._end_turn(slot, job, moved.wrong)
+        elif moved.error or not job.begin():
+            self._end_turn(slot, job, turn.chunks)
         else:
-            self._lane.device.launch(Direction.LOAD, slot, job, turn)
-            last.append(slot)
-        return -1
+            self._lane.launch(slot, job, turn, partial(self._end_turn, slot, job))
+
+    def _end_turn(self, slot: int, job: RingJob, lost: Collection[int] = ()) -> None:
+        self._fill(slot)
+        job.ended(lost)

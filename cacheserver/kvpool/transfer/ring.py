@@ -25,7 +25,7 @@ def slots_that_fit(free_bytes: int, keep_bytes: int, slots: int, slot_bytes: int
 
 
 class EngineRing:
-    """A ring joined to its mover. Stores and loads run at the same time, one of each.
+    """A ring joined to its mover. Stores and loads run at the same time, each on one thread.
 
     Once retired it stays so: a copy that was queued in the mover may still touch the slots. The owner frees the memory
     only when the server says that the mover was reaped.
@@ -58,6 +58,14 @@ class EngineRing:
             raise
         self._stores = StoreLane(device, self._pipes[0], self.retire)
         self._loads = LoadLane(device, self._pipes[1], self.retire)
+
+    def begin(self, direction: Direction, job: RingJob, ends_s: float) -> None:
+        """See ``StoreLane.begin`` and ``LoadLane.begin``; ends the job if the ring is retired."""
+        if self.retired:
+            job.start(ends_s, lambda: None)
+            job.stop()
+        else:
+            (self._stores if direction is Direction.STORE else self._loads).begin(job, ends_s)
 
     def store(self, job: RingJob, ends_s: float) -> frozenset[int]:
         """See ``StoreLane.run``."""

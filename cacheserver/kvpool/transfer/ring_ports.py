@@ -2,8 +2,9 @@
 """A job of the ring, and what the ring needs from the engine's device."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Protocol
 
 import numpy as np
@@ -15,9 +16,9 @@ from kvpool.transfer.plan import Turn
 __all__ = ["EngineDevice", "RingJob"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RingJob:
-    """Chunks to be stored or loaded through the ring."""
+    """Chunks to be stored or loaded through the ring. A lane counts its turns, on the lane's two threads."""
 
     group: int
     grant: bytes
@@ -35,12 +36,76 @@ class RingJob:
     read: Callable[[], None] | None = None
     """Stores: called once all blocks are gathered, on any thread; not if the ring is retired before."""
 
+    over: Callable[[], None] | None = None
+    """Called once it has ended, on any thread."""
+
     wrong: set[int] = field(default_factory=set)
     """Loads: chunks that are not what was stored, as the mover found."""
 
+    lost: frozenset[int] | None = None
+    """Once it has ended: chunks that did not get there, or not all of them; None if the ring was retired before."""
+
+    ends_s: float = 0.0
+    """When its last move must have been answered, on the monotonic clock."""
+
+    finish: Callable[[], None] = lambda: None
+    """Waits for its end; by the thread that began it."""
+
+    _failed: set[int] = field(default_factory=set)
+    _left: int = 0
+    _ended: bool = True
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _launched: int = 0
     _cancelled: bool = False
+
+    def start(self, ends_s: float, finish: Callable[[], None]) -> None:
+        """Begin; one turn is expected: that all of them are known."""
+        self.ends_s, self.finish, self.lost = ends_s, finish, None
+        self._failed, self._left, self._ended = set(), 1, False
+
+    def expect(self, turns: int) -> None:
+        """Count turns that are to come."""
+        with self._changed:
+            self._left += turns
+
+    def ended(self, lost: Collection[int] = ()) -> None:
+        """Count the end of a turn, of which *lost* did not get there; the last one ends the job."""
+        with self._changed:
+            self._failed.update(lost)
+            self._left -= 1
+            if self._left or self._ended:
+                return
+            self.lost = frozenset(self._failed)
+        self._tell()
+
+    def stop(self) -> None:
+        """End it: the ring is retired, and no kernel runs or will."""
+        with self._changed:
+            self._cancelled = True
+            if self._ended:
+                return
+        self._tell()
+
+    def is_over(self) -> bool:
+        """True once it has ended."""
+        return self._ended
+
+    def wait_over(self) -> None:
+        """Wait until it has ended.
+
+        Raises:
+            TimeoutError: it has not, in its time.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._ended, max(0.0, self.ends_s - monotonic())):
+                raise TimeoutError("a kernel did not end in time")
+
+    def _tell(self) -> None:
+        with self._changed:
+            first, self._ended = not self._ended, True
+            self._changed.notify_all()
+        if first and self.over is not None:
+            self.over()
 
     def begin(self) -> bool:
         """Count a kernel that uses the engine's blocks; False if none may any more."""

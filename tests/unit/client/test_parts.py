@@ -183,6 +183,9 @@ class Step:
         if self.name == "raises":
             raise ZeroDivisionError("made up")
 
+    def settle(self):
+        self.log.append(f"{self.name} settled")
+
 
 def test_a_lane_runs_what_is_due_first_and_survives_exceptions(caplog):
     log: list[str] = []
@@ -191,15 +194,54 @@ def test_a_lane_runs_what_is_due_first_and_survives_exceptions(caplog):
     raises.due = goes.due = True
     for step in (waits, raises, goes):
         assert lane.add(step)
-    until(lambda: log == ["raises", "goes"])
+    until(lambda: len(log) == 4)
 
     waits.due = True
     lane.kick()
 
-    until(lambda: len(log) == 3)
+    until(lambda: len(log) == 6)
+    assert [name for name in log if "settled" not in name] == ["raises", "goes", "waits"]
     assert lane.close() == []
     assert lane.join(5)
     assert not lane.add(goes)
+
+
+class Slow(Step):
+    """Work that leaves moves under way until the test lets them end."""
+
+    def __init__(self, name, log):
+        super().__init__(name, log)
+        self.due, self.settling, self.over = True, threading.Event(), threading.Event()
+
+    def settle(self):
+        self.settling.set()
+        assert self.over.wait(10)
+        super().settle()
+
+
+def test_a_lane_begins_what_is_due_while_moves_of_the_former_are_under_way():
+    log: list[str] = []
+    lane = Lane("lane", 10)
+    holds, first, second, third = Slow("holds", log), Slow("first", log), Slow("second", log), Slow("third", log)
+    assert lane.add(holds)
+    assert holds.settling.wait(10)
+    for step in (first, second, third):
+        assert lane.add(step)
+
+    holds.over.set()
+
+    assert first.settling.wait(10)
+    assert log == ["holds", "holds settled", "first", "second"], "the second began before the first was waited for"
+    assert lane.withdraw(lambda step: step is not third) == ([], [first, second])
+    first.over.set()
+    assert second.settling.wait(10)
+    assert log[4:] == ["first settled", "third"]
+    assert lane.close() == []
+    assert not lane.join(0.01), "moves under way are waited for"
+    second.over.set()
+    third.over.set()
+    assert lane.join(5)
+    assert log[6:] == ["second settled", "third settled"]
 
 
 def test_a_lane_is_bounded_and_gives_back_what_it_did_not_run():
@@ -208,7 +250,7 @@ def test_a_lane_is_bounded_and_gives_back_what_it_did_not_run():
     steps = [Step(str(i), log) for i in range(4)]
 
     assert [lane.add(step) for step in steps] == [True, True, False, False]
-    assert lane.withdraw(lambda step: step.name == "0") == ([steps[0]], None)
+    assert lane.withdraw(lambda step: step.name == "0") == ([steps[0]], [])
     assert lane.add(steps[2])
     assert lane.close() == [steps[1], steps[2]]
     assert lane.join(5)

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -328,6 +329,113 @@ def test_kernels_are_launched_ahead_of_the_copies(tmp_path: Path) -> None:
         ring.retire("the test is over")
         thread.join(PATIENCE_S)
         assert engine.launches == 3, "and no further than there are slots"
+        ring.close()
+
+
+def test_the_next_job_begins_while_the_mover_has_the_former_ones_slots(tmp_path: Path) -> None:
+    engine = device(tmp_path, slots=3, slot_bytes=CHUNK)
+    (tmp_path / "ring.stall").touch()  # no copy ends
+    ends: list[str] = []
+    with MoverRig(tmp_path, engine.ring) as rig:
+        ring = rig.ready().join(engine)
+        rig.grant(b"g", Direction.STORE, places(9), CHUNK)
+        first, second = job(2), job(1)
+        first.over, second.over = partial(ends.append, "first"), partial(ends.append, "second")
+
+        ring.begin(Direction.STORE, first, soon())
+        ring.begin(Direction.STORE, second, soon())
+
+        assert engine.launches == 3
+        assert not ends
+        ring.retire("the test is over")
+        second.finish()
+        first.finish()
+        assert sorted(ends) == ["first", "second"], "each end is told once"
+        assert first.lost is second.lost is None
+        ring.close()
+
+
+@pytest.mark.parametrize("slots", [2, 3, 8])
+def test_jobs_one_after_the_other_bring_their_own_bytes(tmp_path: Path, slots: int) -> None:
+    """Each begins when the last turn of the former one is on its way; only the last ones are waited for."""
+    engine = device(tmp_path, slots=slots, slot_bytes=CHUNK)
+    sizes = [3, 1, 2, 1, 4, 2]
+    ids = slot_ids(np.random.default_rng(3).permutation(BLOCKS)[: 13 * PER_CHUNK].reshape(13, -1), BLOCKS)
+    with MoverRig(tmp_path, engine.ring) as rig:
+        ring = rig.ready().join(engine)
+        for way in Direction:
+            ends: list[int] = []
+            jobs, at = [], 0
+            for number, size in enumerate(sizes):
+                grant = f"{way}{number}".encode()
+                here = [(0, (at + n) * CHUNK) for n in range(size)]
+                # One of them is for the other direction: nothing of it is moved.
+                other = Direction.LOAD if way is Direction.STORE else Direction.STORE
+                rig.grant(grant, other if number == 3 else way, here, CHUNK)
+                made = RingJob(group=0, grant=grant, ids=ids[at : at + size], chunks=range(size))
+                made.over = partial(ends.append, number)
+                jobs.append(made)
+                at += size
+            was = [expected(engine, row) for row in ids]
+            if way is Direction.LOAD:
+                engine.storages[0][:] = 0xAA
+
+            for made in jobs:
+                ring.begin(way, made, soon())
+            for made in reversed(jobs):
+                made.finish()
+
+            assert [made.lost for made in jobs] == [{0} if number == 3 else set() for number in range(6)]
+            assert sorted(ends) == [*range(6)]
+            for number, row in enumerate(ids):
+                bytes_there = (
+                    rig.bytes_at(0, number * CHUNK, CHUNK) if way is Direction.STORE else expected(engine, row)
+                )
+                kept = b"\xdd" * CHUNK if way is Direction.STORE else b"\xaa" * CHUNK
+                assert bytes_there == (kept if number == 6 else was[number])
+        ring.close()
+
+
+def test_wrong_chunks_of_a_load_are_asked_for_again_beside_the_next_one(tmp_path: Path) -> None:
+    engine = device(tmp_path, slots=2, slot_bytes=4 * CHUNK)
+    with MoverRig(tmp_path, engine.ring) as rig:
+        ring = rig.ready().join(engine)
+        good = (XXH3, checksum(b"\xdd" * CHUNK, ChecksumKind.XXH3))
+        rig.grant(b"l", Direction.LOAD, places(8), CHUNK, [good] * 8)
+        rig.grant(b"m", Direction.LOAD, places(8), CHUNK)
+        for chunk in (1, 5, 6):
+            rig.spoil(0, chunk * CHUNK + 17)
+        first = job(8, b"l")
+        second = RingJob(group=0, grant=b"m", ids=slot_ids(np.arange(4).reshape(1, -1), BLOCKS), chunks=[0])
+        first.ids = slot_ids(np.arange(8, 40).reshape(8, -1), BLOCKS)
+
+        ring.begin(Direction.LOAD, first, soon())
+        ring.begin(Direction.LOAD, second, soon())
+        second.finish()
+        first.finish()
+
+        assert (first.lost, first.wrong) == ({1, 5, 6}, {1, 5, 6})
+        assert second.lost == set()
+        assert expected(engine, first.ids[0]) == expected(engine, second.ids[0]) == b"\xdd" * CHUNK
+        ring.close()
+
+
+@pytest.mark.parametrize("direction", list(Direction))
+def test_the_time_of_a_former_job_counts_while_the_next_one_is_begun(tmp_path: Path, direction: Direction) -> None:
+    engine = device(tmp_path, slots=2, slot_bytes=CHUNK)
+    with MoverRig(tmp_path, engine.ring) as rig:
+        ring = rig.ready().join(engine)
+        rig.grant(b"g", direction, places(12), CHUNK)
+        (tmp_path / "ring.stall").touch()
+        first, second = job(1), job(12)
+
+        ring.begin(direction, first, time.monotonic() + 0.3)
+        ring.begin(direction, second, time.monotonic() + 600)
+
+        assert first.lost is second.lost is None
+        assert ring.retired
+        assert first.is_over()
+        assert second.is_over()
         ring.close()
 
 
