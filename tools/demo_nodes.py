@@ -10,7 +10,7 @@ from tests.e2e.engines import Engine, prompt
 from tests.e2e.kube import Kube
 from tests.e2e.local import LocalCluster, archives, cannot
 from tests.e2e.pools import POOL_LABEL
-from tests.e2e.stories import CACHED, Story, story
+from tests.e2e.stories import Story, story
 from tests.engine.conftest import model
 from tools import vllm_env
 from tools.chart import CHART
@@ -21,6 +21,9 @@ from tools.images import ImageError
 __all__ = ["play"]
 
 SYSTEM: Final = "kvpool-system"
+PREFIX_CHUNKS: Final = 8
+CACHED: Final = PREFIX_CHUNKS * 256
+PROMPT: Final = prompt(1, CACHED + 64)
 
 
 def play(out: Path) -> str:
@@ -43,7 +46,7 @@ def play(out: Path) -> str:
     with LocalCluster(images) as cluster:
         kube = Kube(cluster.kubectl)
         try:
-            wrong = _played(kube, cluster, (python, model(python, "small")))
+            wrong = _played(kube, cluster, (python, model(python, "large")))
         except BaseException:
             cluster.collect(out / "nodes")
             raise
@@ -82,8 +85,10 @@ def _asked(told: Story, nodes: list[str]) -> str:
         say(f"{name:7} {answers[name][1]:4} tokens from the cache, {spent_s * 1e3:5.0f} ms: {says}")
 
     say("")
+    for number, engine in enumerate(told.engines.values()):
+        engine.complete(prompt(2 + number, 64))  # the first forward of a process pays for more than itself
     ask("first", f"computes the prompt; the server on {nodes[0]} keeps it")
-    told.servers.wait_chunks(nodes[0], 2)
+    told.servers.wait_chunks(nodes[0], PREFIX_CHUNKS)
     ask("second", "another pod of the same node loads it")
     ask("other", f"a pod on {nodes[1]} has a server of its own, and computes")
     cached = {name: answer[1] for name, answer in answers.items()}
@@ -94,4 +99,4 @@ def _asked(told: Story, nodes: list[str]) -> str:
 
 
 def _answer(engine: Engine) -> tuple[list[int], int]:
-    return engine.complete(prompt(1), max_tokens=8)
+    return engine.complete(PROMPT, max_tokens=8)
