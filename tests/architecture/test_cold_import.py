@@ -21,7 +21,15 @@ REFUSED = (
     "vllm",
 )
 ROOMS = ("kvpool.model", "kvpool.config", "kvpool.wire", "kvpool.client", "kvpool.transfer", "kvpool.connector")
-NEEDS_ENGINE = ("import torch", "from torch", "import vllm", "from vllm", "import triton", "import cupy")
+NEEDS_ENGINE = (
+    "import torch",
+    "from torch",
+    "import vllm",
+    "from vllm",
+    "import triton",
+    "import cupy",
+    "from kvpool.transfer.kernels",
+)
 
 SCRIPT = """
 import importlib, sys

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from tests.fakes.blocks import POISON
 from tests.fakes.clients import CHUNK_BLOCKS, CHUNK_BYTES, FakeEngine, digests, engines, until
+from tests.fakes.mapped_engine import MappedEngine
 from tests.fakes.ring_engine import RingEngine
 from tests.fakes.server_process import WITH_FAKE_MOVERS, ServerProcess
 
@@ -17,7 +18,8 @@ from kvpool.model.slots import Disposition
 from kvpool.wire import messages as m
 from kvpool.wire.codec import flags_of, placements_of
 
-WAYS = (Mode.CLIENT_MOVED, Mode.STREAMED, Mode.RING)
+WAYS = (Mode.CLIENT_MOVED, Mode.STREAMED, Mode.RING, Mode.MAPPED)
+MOVERS = (Mode.RING, Mode.MAPPED)
 BLOCKS = 512
 TARGET = 256
 LEASE_S = 2.0
@@ -43,7 +45,7 @@ def new_engine(server, way, request):
     """Makes an engine of this test's own namespace."""
 
     def make(mode=way, **options):
-        kind = RingEngine if mode is Mode.RING else FakeEngine
+        kind = {Mode.RING: RingEngine, Mode.MAPPED: MappedEngine}.get(mode, FakeEngine)
         return kind(server.address, mode, blocks=BLOCKS, model=request.node.name, **options)
 
     return make
@@ -251,8 +253,8 @@ def test_a_store_whose_lease_ran_out_is_not_claimed_nor_found(engine):
 def test_bytes_whose_checksum_is_wrong_are_not_written_and_not_found_again(engine, way, new_engine):
     keys = digests(3)
     engine.store(keys[:32])
-    # Of what goes through a ring the mover makes the checksums; what others stored is verified on its way to one, too.
-    way = Mode.STREAMED if way is Mode.RING else way
+    # Of what a mover moves it makes the checksums; what others stored is verified on its way to one, too.
+    way = Mode.STREAMED if way in MOVERS else way
     with engines(new_engine(way)) as (writer,):
         writer.blocks.memory[:] = engine.blocks.memory
         store_with_checksums(writer, way, keys, [1, 2], wrong=[1])
@@ -274,8 +276,8 @@ def test_a_store_that_breaks_off_gives_its_slots_back(engine, way):
 
     engine.store(keys, BLOCKS - 2 * CHUNK_BLOCKS)  # the third chunk's blocks do not exist
 
-    # A ring is handed all chunks at once, and refuses them all.
-    assert engine.lookup(keys).chunks == (0 if way is Mode.RING else 2)
+    # A mover is handed all chunks at once: they are refused together.
+    assert engine.lookup(keys).chunks == (0 if way in MOVERS else 2)
     engine.scheduler.end("l")
     until(lambda: leases(engine) == 0)
     assert statistics(engine).l1_used_bytes - used <= 3 * CHUNK_BYTES

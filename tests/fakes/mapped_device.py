@@ -65,7 +65,7 @@ class FileCache:
         self.storages: list[np.ndarray] = []
         rng = np.random.default_rng(1)
         for number, length in enumerate(_lengths([layout for layout, _ in layouts])):
-            step = 3 * PAGE if virtual else length
+            step = max(3, length // PAGE // 5) * PAGE if virtual else length
             sizes = [min(step, length - at) for at in range(0, length, step)]
             files = [(folder / f"cache.{number}.{n}", size) for n, size in enumerate(sizes)]
             for path, size in files:
@@ -86,6 +86,9 @@ class FileCache:
 
     def export(self) -> Export:
         return Export(groups=tuple(_group(layout, whole) for layout, whole in self.layouts))
+
+    def fit(self, blocks_per_chunk: Sequence[int]) -> None:
+        self.layouts = [(layout, n) for (layout, _), n in zip(self.layouts, blocks_per_chunk, strict=True)]
 
     def wait(self, event: int) -> None:
         self.events.append(event)

@@ -31,21 +31,13 @@ class GatedDevice(FakeEngineDevice):
             self.blocks.scattered += direction is Direction.LOAD
 
 
-class RingEngine(FakeEngine):
-    """See FakeEngine. Its ring has slots that no chunk's size is a multiple of."""
+class MoverEngine(FakeEngine):
+    """See FakeEngine. Its chunks go through a mover."""
 
-    def __init__(self, address, *modes, slots=3, slot_bytes=0, **options):
-        super().__init__(address, *(modes or (Mode.RING, Mode.STREAMED)), **options)
-        self.folder = Path(tempfile.mkdtemp())
-        memory = self.blocks.memory
-        block_bytes = memory.shape[1]
-        plane = Plane(name="l", storage=0, offset=0, stride=block_bytes, block_bytes=block_bytes, packing="p")
-        layout = Layout(planes=(plane,), blocks=len(memory), block_tokens=2)
-        ring = make_ring(self.folder / "ring", slots, slot_bytes or int(2.5 * CHUNK_BLOCKS * block_bytes))
-        self.device = GatedDevice(ring, layout, [memory.reshape(-1)], CHUNK_BLOCKS)
-        self.device.blocks = self.blocks
-        self.offer = RingOffer(self.device, [layout])
-        self.rings = RingKeeper(self.offer)
+    def use(self, offer):
+        """Let movers have what is offered."""
+        self.offer = offer
+        self.rings = RingKeeper(offer)
         base = self.worker_link.registration
 
         def accept(_welcome):
@@ -68,3 +60,19 @@ class RingEngine(FakeEngine):
         super().healthy(timeout_s)
         until(lambda: not self.rings.reason, timeout_s)
         return self
+
+
+class RingEngine(MoverEngine):
+    """See MoverEngine. Its ring has slots that no chunk's size is a multiple of."""
+
+    def __init__(self, address, *modes, slots=3, slot_bytes=0, **options):
+        super().__init__(address, *(modes or (Mode.RING, Mode.STREAMED)), **options)
+        self.folder = Path(tempfile.mkdtemp())
+        memory = self.blocks.memory
+        block_bytes = memory.shape[1]
+        plane = Plane(name="l", storage=0, offset=0, stride=block_bytes, block_bytes=block_bytes, packing="p")
+        layout = Layout(planes=(plane,), blocks=len(memory), block_tokens=2)
+        ring = make_ring(self.folder / "ring", slots, slot_bytes or int(2.5 * CHUNK_BLOCKS * block_bytes))
+        self.device = GatedDevice(ring, layout, [memory.reshape(-1)], CHUNK_BLOCKS)
+        self.device.blocks = self.blocks
+        self.use(RingOffer(self.device, [layout]))

@@ -38,6 +38,7 @@ GROUPS = (
 LIMITS = m.Limits(frame_bytes=4 << 20, chunks=8192, in_flight=256, bulk_window=4, bulk_frames=64)
 
 RING = m.RingFacts(device=ID, handle=ID * 4, slot_bytes=1 << 25, slots=4, generation=2)
+CACHE = m.CacheFacts(device=ID, slot_bytes=1 << 25, slots=4, generation=2)
 
 REQUESTS = (
     m.Hello(
@@ -63,6 +64,7 @@ REQUESTS = (
         ring=RING,
         process_id=7,
         no_ring="why",
+        cache=CACHE,
     ),
     m.WatchRing(joined=True, retired="why", wait_s=1.5),
     m.Unregister(),

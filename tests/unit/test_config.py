@@ -135,7 +135,6 @@ REFUSED: list[tuple[str, Callable[[], object], list[str]]] = [
         ["server_key_file", "one"],
     ),
     ("two credentials", lambda: decode_client(b'{"secret_file": "a", "token_file": "b"}', {}), ["secret_file", "one"]),
-    ("mode to come", lambda: decode_client(b'{"modes": ["mapped"]}', {}), ["modes", "mapped", "client-moved"]),
     ("no mode", lambda: decode_client(b'{"modes": []}', {}), ["modes"]),
 ]
 

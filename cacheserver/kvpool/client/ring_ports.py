@@ -8,7 +8,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kvpool.wire.messages import RingFacts
+from kvpool.model.identity import Mode
+from kvpool.wire.messages import Register
 
 __all__ = ["JoinedRing", "RingMove", "RingPort", "RingWork"]
 
@@ -89,10 +90,13 @@ class JoinedRing(Protocol):
 
 
 class RingPort(Protocol):
-    """A ring of the engine's."""
+    """A ring of the engine's, or in mode mapped its cache."""
 
-    def facts(self) -> RingFacts:
-        """Describe it under a new generation: whatever was joined before is closed."""
+    mode: Mode
+    """RING or MAPPED."""
+
+    def offer(self, base: Register) -> Register:
+        """Return a registration that describes it under a new generation: whatever was joined before is closed."""
 
     def join(self, address: str, secret: bytes, ends_s: float, retired: Callable[[], None]) -> JoinedRing:
         """Connect with its mover; *retired* is called once, on any thread, when it is retired.

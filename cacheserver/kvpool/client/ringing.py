@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps a client's ring joined to its mover, session after session.
+"""Keeps a client's ring joined to its mover, session after session; in mode mapped, its exported cache.
 
     registered with a ring -> WatchRing -> ready: join -> WatchRing(joined) -> ... -> over: register again
                                                  retired by us -> WatchRing(retired) -> over
@@ -63,13 +63,15 @@ class RingKeeper:
     def equip(self, base: Register) -> Register:
         """Return a registration with the ring, or without it while it cannot be used."""
         self._base = base
-        without = tuple(m for m in base.modes if m is not Mode.RING)
-        if Mode.RING not in base.modes:
-            self.reason = "mode ring is not among those offered"
+        mode = self._port.mode
+        without = tuple(m for m in base.modes if m is not mode)
+        if mode not in base.modes:
+            self.reason = f"mode {mode} is not among those offered"
             return base
-        if self._refused and without:
-            return msgspec.structs.replace(base, modes=without, no_ring=self._refused[:REASON_CHARS])
-        return msgspec.structs.replace(base, ring=self._port.facts(), process_id=os.getpid())
+        if self._refused and (without or mode is Mode.MAPPED):
+            # A client whose only way is mapped offers it without a cache: then it is refused, and runs uncached.
+            return msgspec.structs.replace(base, modes=without or base.modes, no_ring=self._refused[:REASON_CHARS])
+        return msgspec.structs.replace(self._port.offer(base), process_id=os.getpid())
 
     def on_state(self, _state: LinkState) -> None:
         """Look at the link's state."""
@@ -99,7 +101,7 @@ class RingKeeper:
         with self._changed:
             while not self._closing:
                 state = self._link.state
-                if state.healthy and state.mode is Mode.RING and state.epoch != self._served:
+                if state.healthy and state.mode is self._port.mode and state.epoch != self._served:
                     self._served = state.epoch
                     return state.epoch
                 left_s = None if self._again_at_s is None else self._again_at_s - monotonic()
@@ -165,7 +167,7 @@ class RingKeeper:
         if request.joined and self.reason:
             # What is submitted from now on reaches the server after this.
             self.reason = ""
-            log.info("kvpool: chunks go through the ring")
+            log.info("kvpool: a mover was joined, chunks go by mode %s", self._port.mode)
         with self._changed:
             self._changed.wait_for(lambda: self._is_over(epoch) or call.done() or self._left(ring, told))
         return call
@@ -179,14 +181,14 @@ class RingKeeper:
         assert self._link is not None
         state = self._link.state
         # A server that drains still serves the session.
-        return self._closing or state.epoch != epoch or state.mode is not Mode.RING
+        return self._closing or state.epoch != epoch or state.mode is not self._port.mode
 
     def _over(self, reason: str, *, joined: bool) -> None:
         """The mover is gone: register again, with a new generation, or without the ring if it never worked."""
         self.reason = reason or "its mover ended"
         log.warning("kvpool: the ring's mover ended: %s", self.reason)
         if not joined:
-            self._refused = self.reason
+            self._refused = self.reason if self._port.mode is Mode.RING else f"not mapped: {self.reason}"
             self._again_at_s = monotonic() + self._again_s
             self._again_s = min(2 * self._again_s, _AGAIN_LONGEST_S)
         self._register_again()

@@ -157,12 +157,13 @@ class Session:
         """
         # Without descriptors there is nothing to map.
         modes = tuple(m for m in registration.modes if m is not Mode.CLIENT_MOVED or self.descriptors is not None)
-        if registration.ring is None:
-            modes = tuple(m for m in modes if m is not Mode.RING)
+        unable = {Mode.RING: registration.ring is None, Mode.MAPPED: registration.cache is None}
+        modes = tuple(m for m in modes if not unable.get(m))
         if registration.modes and not modes:
+            why = f": {registration.no_ring}" if registration.no_ring else ""
             raise ServerUnavailable(
                 f"mode {' or '.join(registration.modes)} alone is allowed, and no descriptor socket can be reached, "
-                "or no ring can be used"
+                f"or no mover can be used{why}"
             )
         request = msgspec.structs.replace(registration, modes=modes)
         reply = self._exchange(request, monotonic() + max(self._config.request_s, self._handshake_s))

@@ -213,7 +213,7 @@ class LogConfig(Section, frozen=True, kw_only=True):
 class MoverConfig(Section, frozen=True, kw_only=True):
     """Movers: processes between the rings of GPU clients and L1."""
 
-    ring: Annotated[bool, Meta(description="Offer mode ring to clients.")] = True
+    ring: Annotated[bool, Meta(description="Offer modes ring and mapped to clients.")] = True
     first_port: Annotated[
         int,
         Meta(ge=0, le=65535, description="First TCP port of the movers of TCP clients; 0 lets each take a free one."),
@@ -311,7 +311,12 @@ class ClientConfig(Section, frozen=True, kw_only=True):
     ] = ""
     role: Annotated[Role, Meta(description="both, producer or consumer.")] = Role.BOTH
     modes: Annotated[
-        tuple[Mode, ...], Meta(min_length=1, description="Transfer modes to offer, in order of preference.")
+        tuple[Mode, ...],
+        Meta(
+            min_length=1,
+            description="Transfer modes to offer, in order of preference. mapped was not run on a device yet, and is "
+            "offered only if it is named here.",
+        ),
     ] = (Mode.RING, Mode.CLIENT_MOVED, Mode.STREAMED)
     connect_s: Annotated[
         float,

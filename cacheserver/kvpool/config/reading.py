@@ -11,7 +11,6 @@ from msgspec import Struct
 
 from kvpool._version import __version__
 from kvpool.config.fields import AuthKind, ClientConfig, L1Config, Section, ServerConfig
-from kvpool.model.identity import Mode
 
 __all__ = [
     "CLIENT_ENV_PREFIX",
@@ -245,8 +244,6 @@ _SERVER_CHECKS: Final[tuple[_Check, ...]] = (
     ),
 )
 
-_MODES: Final = (Mode.RING, Mode.CLIENT_MOVED, Mode.STREAMED)
-
 _CLIENT_CHECKS: Final[tuple[_Check, ...]] = (
     (
         lambda c: not c.server.startswith("tcp://") or bool(c.server_key or c.server_key_file),
@@ -259,13 +256,6 @@ _CLIENT_CHECKS: Final[tuple[_Check, ...]] = (
     (
         lambda c: not (c.secret_file and c.token_file),
         lambda _: "secret_file and token_file: set one of them, not both",
-    ),
-    (
-        lambda c: all(m in _MODES for m in c.modes),
-        lambda c: (
-            f"modes: {', '.join(m for m in c.modes if m not in _MODES)} not available in kvpool {__version__}; "
-            f"use {' or '.join(_MODES)}"
-        ),
     ),
 )
 

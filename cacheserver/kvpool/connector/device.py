@@ -1,14 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine's CUDA device: its context, its stream, and what kvpool allocates on it, all of it before any capture."""
+"""What kvpool has on the engine's CUDA device for its own kernels, all of it allocated before any capture."""
 
-import weakref
-from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-import torch
-
-from kvpool.transfer.cuda import Context
+from kvpool.connector.moments import Moments
 from kvpool.transfer.kernels.groups import PagedGroup, prepare
 from kvpool.transfer.kernels.paged import CudaEngineDevice
 from kvpool.transfer.kernels.staged import StagedBlocks
@@ -16,42 +12,24 @@ from kvpool.transfer.planes import Layout, LayoutError
 from kvpool.transfer.ring import slots_that_fit
 from kvpool.transfer.tensors import Storage
 
-__all__ = ["Device", "DeviceMoment"]
+__all__ = ["Device"]
 
-_EVENTS: Final = 64
 _MIB: Final = 1 << 20
-
-
-class DeviceMoment:
-    """A ``Moment`` of the client. Its event goes back to the others when nobody has the moment any more."""
-
-    __slots__ = ("__weakref__", "_context", "event")
-
-    def __init__(self, context: Context, event: int) -> None:
-        self._context, self.event = context, event
-
-    def wait(self) -> None:
-        """Wait until the device is there; in a thread of our own."""
-        self._context.use()
-        self._context.wait_event(self.event)
 
 
 class Device:
     """The device that the engine's cache lies on. The engine's thread makes and calls it."""
 
-    def __init__(self, layouts: Sequence[Layout], storages: Sequence[Storage]) -> None:
+    def __init__(self, moments: Moments, layouts: Sequence[Layout], storages: Sequence[Storage]) -> None:
         """Compile the kernels for *layouts* over *storages*.
 
         Raises:
-            CudaError: out of memory, or there is no driver.
+            CudaError: out of memory.
         """
-        self._torch = torch.device("cuda", storages[0].device)
-        with torch.cuda.device(self._torch):
-            torch.cuda.current_stream().synchronize()  # makes torch's context current in this thread
-            self._context = Context.current()
-            addresses = [storage.address for storage in storages]
+        self._context = moments.context
+        addresses = [storage.address for storage in storages]
+        with moments.entered():
             self._groups = prepare(self._context, [PagedGroup(layout, addresses) for layout in layouts])
-            self._events = deque(self._context.event() for _ in range(_EVENTS))
 
     def staged(self, stage_bytes: int) -> StagedBlocks:
         """Return what moves blocks chunk by chunk.
@@ -79,12 +57,3 @@ class Device:
                     "engine's share of the memory, ring_slot_bytes or ring_keep_bytes"
                 )
             return CudaEngineDevice(self._context, self._groups, fit, slot_bytes)
-
-    def moment(self) -> DeviceMoment:
-        """Return where the engine's current stream is now."""
-        with self._context.entered():
-            event = self._events.popleft() if self._events else self._context.event()
-            self._context.record(event, torch.cuda.current_stream(self._torch).cuda_stream)
-        made = DeviceMoment(self._context, event)
-        weakref.finalize(made, self._events.append, event)
-        return made

@@ -107,7 +107,7 @@ class WorkerHalf(Half):
             return WorkerFacts(refusal=str(e))
         facts = describe_worker(engine, layouts, self._node, self._config.server)
         self.attachment = attachment = Attachment(
-            self._config, ClientKind.WORKER, moved.ring, why_no_ring=moved.why_no_ring
+            replace(self._config, modes=moved.modes), ClientKind.WORKER, moved.ring, why_no_ring=moved.why_no_ring
         )
         rings = moved.ring.keeper if moved.ring is not None else None
         self._transfers = WorkerAdapter(attachment.link, moved.blocks, self._config, rings=rings)

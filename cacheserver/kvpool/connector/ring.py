@@ -4,20 +4,22 @@
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final, Protocol
 
 import msgspec
 import numpy as np
 
 from kvpool.client.ring_ports import RingMove, RingWork
 from kvpool.model.errors import ServerUnavailable
+from kvpool.model.identity import Mode
 from kvpool.model.layout import NOWHERE
+from kvpool.transfer.mapped import MappedJob
 from kvpool.transfer.mover.messages import Direction
 from kvpool.transfer.plan import slot_ids
 from kvpool.transfer.planes import Layout
 from kvpool.transfer.ring import EngineRing, RingRetiredError
 from kvpool.transfer.ring_ports import EngineDevice, RingJob
-from kvpool.wire.messages import RingFacts
+from kvpool.wire.messages import Register, RingFacts
 
 __all__ = ["JoinedEngineRing", "RingOffer"]
 
@@ -25,8 +27,23 @@ _IDLE_S: Final = 30.0
 """Moves of a retired ring end when the kernels that were launched do."""
 
 
+class _Ended(Protocol):
+    """The engine's end of a ring, or of an exported cache."""
+
+    @property
+    def retired(self) -> str: ...
+
+    def begin(self, direction: Direction, job: Any, ends_s: float) -> None: ...
+
+    def retire(self, reason: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class RingOffer:
     """A ``RingPort`` of the client over an engine's device."""
+
+    mode = Mode.RING
 
     def __init__(self, device: EngineDevice, layouts: Sequence[Layout]) -> None:
         """Offer the ring of *device*; *layouts* are those of its groups."""
@@ -46,17 +63,18 @@ class RingOffer:
             self.device.fit(blocks_per_chunk)
             self._fitted = tuple(blocks_per_chunk)
 
-    def facts(self) -> RingFacts:
+    def offer(self, base: Register) -> Register:
         """See RingPort."""
         ring = self.device.ring
         self.device.ring = ring = msgspec.structs.replace(ring, generation=ring.generation + 1)
-        return RingFacts(
+        facts = RingFacts(
             device=ring.device,
             handle=ring.handle,
             slots=ring.slots,
             slot_bytes=ring.slot_bytes,
             generation=ring.generation,
         )
+        return msgspec.structs.replace(base, ring=facts)
 
     def join(self, address: str, secret: bytes, ends_s: float, retired: Callable[[], None]) -> "JoinedEngineRing":
         """See RingPort."""
@@ -71,8 +89,11 @@ class RingOffer:
 class JoinedEngineRing:
     """See JoinedRing of the client."""
 
-    def __init__(self, ring: EngineRing, layouts: Sequence[Layout]) -> None:
-        self._ring, self._layouts = ring, layouts
+    def __init__(
+        self, ring: _Ended, layouts: Sequence[Layout], make: Callable[..., RingJob | MappedJob] = RingJob
+    ) -> None:
+        """Use *ring*, whose jobs *make* returns."""
+        self._ring, self._layouts, self._make = ring, layouts, make
         self._idle = threading.Condition()
         self._running = 0
 
@@ -81,7 +102,7 @@ class JoinedEngineRing:
         """See JoinedRing."""
         return self._ring.retired
 
-    def move(self, work: RingWork) -> RingJob:
+    def move(self, work: RingWork) -> RingJob | MappedJob:
         """See JoinedRing."""
         chunks, whole = work.block_ids.shape
         skip = np.clip(work.skip_blocks - np.arange(chunks) * whole, 0, whole)
@@ -89,7 +110,9 @@ class JoinedEngineRing:
         numbers = np.asarray(work.chunks, dtype=np.int64)
         wanted[numbers] = work.block_ids[numbers]
         ids = slot_ids(wanted, self._layouts[work.group].blocks, null_block=NOWHERE, skip=skip)
-        job = RingJob(group=work.group, grant=work.grant, ids=ids, chunks=work.chunks, after=work.after, read=work.read)
+        job = self._make(
+            group=work.group, grant=work.grant, ids=ids, chunks=work.chunks, after=work.after, read=work.read
+        )
         job.over = partial(self._over, work.over)
         return job
 
@@ -114,7 +137,7 @@ class JoinedEngineRing:
             self._ring.close()
 
     def _begin(self, direction: Direction, move: RingMove, ends_s: float) -> None:
-        assert isinstance(move, RingJob)
+        assert isinstance(move, RingJob | MappedJob)
         with self._idle:
             self._running += 1
         self._ring.begin(direction, move, ends_s)

@@ -27,7 +27,7 @@ from kvpool.server.mover_table import MoverNumbers
 from kvpool.server.movers import Movers
 from kvpool.transfer.cuda import uuid_text
 from kvpool.transfer.mover.messages import Direction, Ring
-from kvpool.wire.messages import RingFacts, RingNews, RingState, WatchRing
+from kvpool.wire.messages import CacheFacts, RingFacts, RingNews, RingState, WatchRing
 
 __all__ = ["Rings"]
 
@@ -126,12 +126,15 @@ class Rings:
 
     # --- rings -----------------------------------------------------------------------------------------------------
 
-    def register(self, client_id: bytes, facts: RingFacts, process_id: int, listen: str) -> None:
-        """Begin a client's ring in place of its former one; its mover is started once that one's is reaped."""
+    def register(self, client_id: bytes, facts: RingFacts | CacheFacts, process_id: int, listen: str) -> None:
+        """Begin a client's ring in place of its former one; its mover is started once that one's is reaped.
+
+        If the client exports its cache instead, the ring is to be the mover's own.
+        """
         self.end(client_id, "the client registered again")
         ring = Ring(
             device=facts.device,
-            handle=facts.handle,
+            handle=facts.handle if isinstance(facts, RingFacts) else b"",
             slot_bytes=facts.slot_bytes,
             slots=facts.slots,
             generation=facts.generation,

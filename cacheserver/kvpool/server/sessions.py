@@ -2,7 +2,7 @@
 """Handlers of what concerns a client as a whole: Hello to Unregister, Ping, Stats, Clear. Thread: the loop's."""
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -50,6 +50,7 @@ log = structlog.get_logger()
 _TICKET_BYTES: Final = 16
 _BULK_CONNECTIONS: Final = 8
 _HAS_NONE: Final = "the client has none"
+_APART: Final = "client and server share no Unix socket"
 _SELF_TEST: Final = self_test()
 
 
@@ -135,15 +136,16 @@ class SessionVerbs:
     def register(self, call: Call, request: Register) -> Answer:
         """Agree on how bytes move and tell the engine what this client caches."""
         client = call.owner
-        mode, reason = _choose(request.modes, self._possible(client), self._no_ring(request))
+        mode, reason = _choose(request.modes, self._possible(client), self._missing(client, request))
         now_s = self._parts.clock()
         self._parts.engine.register(
             client.client_id, request.namespace, request.groups, request.shards, request.readers, mode, now_s
         )
         client.mode, client.mode_reason = mode, reason
-        if mode is Mode.RING and request.ring is not None:
+        moved = {Mode.RING: request.ring, Mode.MAPPED: request.cache}.get(mode)
+        if moved is not None:
             listen = self._rim.mover_listens(client.peer.origin)
-            self._parts.rings.register(client.client_id, request.ring, request.process_id, listen)
+            self._parts.rings.register(client.client_id, moved, request.process_id, listen)
         else:
             self._parts.rings.end(client.client_id, "the client registered again, without a ring")
         log.info(
@@ -280,25 +282,31 @@ class SessionVerbs:
             return None
         return max(identity.expires_in_s - self._parts.config.auth.leeway_s, 0.0)
 
-    def _no_ring(self, request: Register) -> str:
-        """Say why *request* gets no ring; empty if it can."""
-        if request.ring is None:
-            return request.no_ring or _HAS_NONE
-        return "" if self._parts.config.mover.ring else "switched off at this server (mover.ring)"
+    def _missing(self, client: Client, request: Register) -> dict[Mode, str]:
+        """Say why *request* gets no mover of a kind; nothing of those that it can have."""
+        off = "" if self._parts.config.mover.ring else "switched off at this server (mover.ring)"
+        ring = (request.no_ring or _HAS_NONE) if request.ring is None else off
+        cache = "the client exports no cache" if request.cache is None else off
+        if client.peer.origin is not Origin.UNIX:
+            cache = _APART
+        return {mode: why for mode, why in ((Mode.RING, ring), (Mode.MAPPED, cache)) if why}
 
     def _possible(self, client: Client) -> dict[Mode, str]:
         """Return the modes that this server can do with *client*, each with the reason."""
-        possible = {Mode.RING: "the client has a ring; its mover says whether it can reach the device"}
+        possible = {
+            Mode.RING: "the client has a ring; its mover says whether it can reach the device",
+            Mode.MAPPED: "the client exports its cache; its mover says whether it can map it",
+        }
         if client.peer.origin is Origin.UNIX and self._rim.descriptor_socket:
             return possible | {
                 Mode.CLIENT_MOVED: "client and server share a Unix socket, so the client maps the segments itself",
                 Mode.STREAMED: "the client asked for it",
             }
-        return possible | {Mode.STREAMED: "client and server share no Unix socket"}
+        return possible | {Mode.STREAMED: _APART}
 
 
-def _choose(offered: Sequence[Mode], possible: dict[Mode, str], no_ring: str) -> tuple[Mode, str]:
-    """Return the first mode that both can do, and why; also why there is *no_ring* if one was asked for, or had failed.
+def _choose(offered: Sequence[Mode], possible: dict[Mode, str], missing: dict[Mode, str]) -> tuple[Mode, str]:
+    """Return the first mode that both can do, and why; also why a mover is *missing* that was asked for, or had failed.
 
     Raises:
         LayoutRefused: there is none.
@@ -306,7 +314,14 @@ def _choose(offered: Sequence[Mode], possible: dict[Mode, str], no_ring: str) ->
     if not offered:
         return Mode.STREAMED, "the client moves no bytes"
     for mode in offered:
-        if mode in possible and not (mode is Mode.RING and no_ring):
-            behind = mode is not Mode.RING and (Mode.RING in offered or no_ring != _HAS_NONE)
-            return mode, f"{possible[mode]}; no ring: {no_ring}" if behind and no_ring else possible[mode]
+        if mode in possible and mode not in missing:
+            return mode, "; ".join((possible[mode], *_instead(mode, offered, missing)))
     raise LayoutRefused(f"the client moves bytes by {', '.join(offered)}, this server by {', '.join(possible)}")
+
+
+def _instead(chosen: Mode, offered: Sequence[Mode], missing: dict[Mode, str]) -> Iterator[str]:
+    no_ring = missing.get(Mode.RING, "")
+    if chosen is not Mode.RING and no_ring and (Mode.RING in offered or no_ring != _HAS_NONE):
+        yield f"no ring: {no_ring}"
+    if Mode.MAPPED in missing and Mode.MAPPED in offered[: offered.index(chosen)]:
+        yield f"not mapped: {missing[Mode.MAPPED]}"

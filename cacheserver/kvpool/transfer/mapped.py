@@ -32,6 +32,7 @@ from kvpool.transfer.mover.messages import (
     ToClient,
 )
 from kvpool.transfer.pipe import Pipe, PipeClosedError
+from kvpool.transfer.planes import LayoutError
 from kvpool.transfer.ring import join_mover
 
 __all__ = ["EngineCache", "MappedJob", "MappedMover"]
@@ -163,9 +164,12 @@ class MappedMover:
                 self._pipes[join.direction] = join_mover(address, join, ends_s)
             self._process = self._pipes[Direction.STORE].peer()
             self._show(ends_s)
-        except (RingRetiredError, OSError) as e:
+        except (RingRetiredError, LayoutError) as e:
             self.close(str(e))
-            raise RingRetiredError(str(e)) from e
+            raise
+        except OSError as e:
+            self.close(str(e))
+            raise RingRetiredError(f"the mover does not map the cache: {e}") from e
 
     def begin(self, direction: Direction, job: MappedJob, ends_s: float) -> None:
         """Tell the mover of a job, after the event that it waits for; others may follow before it has ended.

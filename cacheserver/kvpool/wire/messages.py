@@ -17,6 +17,7 @@ from kvpool.wire.events import Events, Subscribe
 from kvpool.wire.hello import AttachBulk, Attached, Hello, Limits, Renew, Renewed, Welcome
 from kvpool.wire.lookups import Ended, EndRequest, Found, Freed, FreeLookup, Lookup, LookupStatus
 from kvpool.wire.registration import (
+    CacheFacts,
     Register,
     Registered,
     RingFacts,
@@ -36,6 +37,7 @@ __all__ = [
     "AttachBulk",
     "Attached",
     "Bytes",
+    "CacheFacts",
     "Clear",
     "Cleared",
     "CommitRetrieve",

@@ -9,7 +9,17 @@ from msgspec import Meta, Struct
 from kvpool.model.identity import GroupSpec, Mode, Namespace
 from kvpool.wire.basics import Count, Reason, Reply, Request, Small
 
-__all__ = ["Register", "Registered", "RingFacts", "RingNews", "RingState", "Unregister", "Unregistered", "WatchRing"]
+__all__ = [
+    "CacheFacts",
+    "Register",
+    "Registered",
+    "RingFacts",
+    "RingNews",
+    "RingState",
+    "Unregister",
+    "Unregistered",
+    "WatchRing",
+]
 
 
 class RingFacts(Struct, frozen=True, kw_only=True):
@@ -29,11 +39,25 @@ class RingFacts(Struct, frozen=True, kw_only=True):
     """Another one for each Register: what was said of a former one is void."""
 
 
+class CacheFacts(Struct, frozen=True, kw_only=True):
+    """A cache in device memory that the client exports to its mover, and the ring that the mover is to allocate."""
+
+    device: Annotated[bytes, Meta(min_length=16, max_length=16)]
+    """UUID of the device."""
+
+    slot_bytes: Annotated[int, Meta(ge=1)]
+    slots: Annotated[int, Meta(ge=1, le=1024)]
+    """Of each lane."""
+
+    generation: Count
+    """As that of a ring."""
+
+
 class Registered(Reply, frozen=True, kw_only=True, tag="registered"):
     """Answer to Register."""
 
     mode: Mode
-    """How this client's bytes will move. In mode ring they are streamed while the ring is not joined."""
+    """How this client's bytes will move. In modes ring and mapped they are streamed while the mover is not joined."""
 
     reason: str
     """Why that mode, for people; also why not a mode that the client would have preferred."""
@@ -62,6 +86,9 @@ class Register(Request[Registered], frozen=True, kw_only=True, tag="register"):
 
     no_ring: Reason = ""
     """Why a client that could have a ring has none, for people."""
+
+    cache: CacheFacts | None = None
+    """Needed for mode mapped."""
 
 
 class RingState(StrEnum):

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from kvpool.client.ring_ports import RingWork
 from kvpool.config import ClientConfig
 from kvpool.connector.memory import reach
 from kvpool.connector.ring import JoinedEngineRing
+from kvpool.transfer.mover.messages import Direction
 from kvpool.transfer.planes import Layout, LayoutError, Plane
 from kvpool.transfer.ring_ports import RingJob
 from kvpool.transfer.tensors import Storage
@@ -47,12 +49,13 @@ class Ring:
         self.retired, self.closed = "", False
         self.begun, self.go = threading.Event(), threading.Event()
 
-    def load(self, move: RingJob, ends_s: float) -> frozenset[int]:
-        del move, ends_s
+    def begin(self, direction: Direction, job: RingJob, ends_s: float) -> None:
+        del direction, ends_s
         self.begun.set()
         self.go.wait(20.0)
         assert not self.closed, "its memory was let go of under a load"
-        return frozenset()
+        assert job.over is not None
+        job.over()
 
     def retire(self, reason: str) -> None:
         self.retired = reason
@@ -71,9 +74,10 @@ def ring() -> Iterator[Ring]:
 @pytest.mark.behaviour("R132")
 def test_a_ring_is_closed_after_its_last_move(ring: Ring) -> None:
     joined = JoinedEngineRing(ring, [LAYOUT])  # type: ignore[arg-type]
-    move = RingJob(group=0, grant=b"g", ids=np.zeros((1, 1), dtype=np.int32), chunks=range(1))
-    loads: list[frozenset[int]] = []
-    loading = threading.Thread(target=lambda: loads.append(joined.load(move, 0.0)))
+    loads: list[str] = []
+    ids = np.zeros((1, 1), dtype=np.int64)
+    move = joined.move(RingWork(group=0, grant=b"g", block_ids=ids, chunks=[0], over=lambda: loads.append("over")))
+    loading = threading.Thread(target=lambda: joined.load(move, 0.0))
     loading.start()
     assert ring.begun.wait(20.0)
 
@@ -86,4 +90,4 @@ def test_a_ring_is_closed_after_its_last_move(ring: Ring) -> None:
     for thread in (loading, closing):
         thread.join(20.0)
     assert ring.closed
-    assert loads == [frozenset()]
+    assert loads == ["over"]

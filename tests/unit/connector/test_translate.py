@@ -217,10 +217,19 @@ def test_registration_fits_the_servers_chunk() -> None:
     assert register.groups[0].shard_bytes == 4 * 64
     assert (register.shards, register.readers, register.modes) == ((1,), 2, (Mode.STREAMED,))
     assert register.namespace == namespace_of(facts, 16)
-    assert namespace_of(facts, 32) != namespace_of(facts, 16)
-    packed = (msgspec.structs.replace(PLANES[0], packing="amx"),)
-    other = msgspec.structs.replace(facts, groups=(msgspec.structs.replace(GROUPS[0], planes=packed),))
+
+
+@pytest.mark.behaviour("D016")
+@pytest.mark.parametrize("more", [(), (GroupFacts(planes=PLANES, block_tokens=BLOCK, number=1),)])
+@pytest.mark.parametrize("change", [{"packing": "amx"}, {"name": "x"}, {"block_bytes": 32}, {"block_tokens": 2}])
+def test_engines_whose_blocks_look_different_share_no_namespace(change, more) -> None:
+    facts = WorkerFacts(namespace=facts_of().namespace, groups=(*GROUPS, *more))
+    planes = (msgspec.structs.replace(PLANES[0], **change), *PLANES[1:])
+    other = msgspec.structs.replace(facts, groups=(msgspec.structs.replace(GROUPS[0], planes=planes), *more))
+
+    assert namespace_of(facts, 16) == namespace_of(facts, 16)
     assert namespace_of(other, 16) != namespace_of(facts, 16)
+    assert namespace_of(facts, 32) != namespace_of(facts, 16), "chunks of another size"
 
 
 @pytest.mark.behaviour("R002", "R123", "R124")

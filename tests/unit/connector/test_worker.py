@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The worker's half: each load and each release reported once, exact blocks, whatever fails."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -68,6 +70,24 @@ def test_a_store_is_asked_for_before_the_step_and_read_after_it() -> None:
     assert job.ready.is_set()
 
 
+@pytest.mark.behaviour("R014", "D001")
+def test_scatters_follow_the_steps_before_and_gathers_the_step_itself() -> None:
+    moments = iter(("before", "after"))
+    bench = Bench(moment=lambda: next(moments))
+    step = plan(load("l"), store())
+
+    bench.side.begin(step)
+    (stored,) = bench.transfers.stores
+    seen = []
+    stored.ready = SimpleNamespace(set=lambda: seen.append(stored.after))
+    bench.side.load(step)
+    (loaded,) = bench.transfers.loads
+    assert (loaded.after, seen) == ("before", [])
+
+    bench.side.saved(ran=True)
+    assert seen == ["after"], "known before anybody may gather"
+
+
 def test_a_step_that_failed_keeps_nothing() -> None:
     bench = Bench()
     bench.side.begin(plan(store()))
@@ -104,6 +124,7 @@ def test_a_released_request_is_reported_once_and_after_its_last_store() -> None:
     assert bench.step(plan()) == ({"r"}, set(), set())
     assert bench.step(plan()) == NOTHING
     assert bench.step(plan(released=("other",))) == ({"other"}, set(), set()), "without stores: at once"
+    assert bench.step(plan(released=("r",))) == ({"r"}, set(), set()), "an id may be used again"
 
 
 def test_a_load_is_reported_once_with_its_bad_blocks() -> None:

@@ -308,7 +308,7 @@ class Talk:
             pipe.close()
 
 
-@pytest.mark.behaviour("R034")
+@pytest.mark.behaviour("D005", "D006")
 @pytest.mark.parametrize(
     ("ids", "chunks", "group", "text"),
     [

@@ -18,6 +18,7 @@ from kvpool.cli.bench.gpu_work import Work
 from kvpool.cli.bench.results import Cell, spread
 from kvpool.cli.errors import Failure
 from kvpool.config import ClientConfig
+from kvpool.connector.ring import RingOffer
 from kvpool.model.identity import Mode
 from kvpool.transfer.plan import Turn
 
@@ -174,6 +175,7 @@ def first_byte(rig: Rig, run: int) -> list[Cell]:
     with _engine(rig, run) as engine:
         known, compared = _checked(engine)
         assert engine.ring is not None
+        assert isinstance(engine.ring.offer, RingOffer)
         device = engine.ring.offer.device
         began: list[float] = []
         real = device.turns
