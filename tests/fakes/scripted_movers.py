@@ -46,6 +46,7 @@ class ScriptedMovers:
         self.refuse_start: OSError | None = None
         self.refuse_memory: OSError | None = None
         self._events = MoverEvents()
+        self._said: dict[bytes, Revoked] = {}
 
     # --- what the server does --------------------------------------------------------------------------------------
 
@@ -82,7 +83,10 @@ class ScriptedMovers:
         mover = self.living.get(mover_id)
         if mover is None:
             return False
-        mover.grants[grant].asked = True
+        if grant in mover.grants:
+            mover.grants[grant].asked = True
+        else:  # its word and this crossed: it says the same again
+            self._events.revoked.append((mover_id, self._said[grant]))
         return True
 
     def forget(self, memory: int) -> None:
@@ -137,7 +141,8 @@ class ScriptedMovers:
         """Let it end a grant; by default it has moved all of it."""
         hand = mover.grants.pop(grant)
         chunks = len(hand.slots) if moved_chunks is None else moved_chunks
-        self._events.revoked.append((mover.mover_id, Revoked(grant=grant, moved_bytes=chunks * hand.chunk_bytes)))
+        self._said[grant] = Revoked(grant=grant, moved_bytes=chunks * hand.chunk_bytes)
+        self._events.revoked.append((mover.mover_id, self._said[grant]))
 
     def die(self, mover: ScriptedMover, reason: str = "it ended by itself") -> None:
         """Let it end by itself; it is not reaped yet."""

@@ -61,6 +61,19 @@ class RingMachine(RuleBasedStateMachine):
             self.done["revoked"] += 1
 
     @rule(place=PLACE)
+    def a_mover_has_moved_all_of_a_store(self, place: int) -> None:
+        """It ends such a grant by itself."""
+        unasked = [
+            (m, name)
+            for m in self.world.movers.all()
+            for name, hand in m.grants.items()
+            if not hand.asked and hand.direction is Direction.STORE
+        ]
+        if unasked:
+            self.world.movers.say_revoked(*unasked[place % len(unasked)])
+            self.done["ended by themselves"] += 1
+
+    @rule(place=PLACE)
     def a_mover_dies(self, place: int) -> None:
         living = [*self.world.movers.living.values()]
         busy = [mover for mover in living if mover.grants] or living
@@ -211,5 +224,12 @@ def test_no_slot_is_shared_and_none_stays_held() -> None:
     RingMachine.done.clear()
     run_state_machine_as_test(RingMachine, settings=settings(max_examples=150, stateful_step_count=40))
 
-    reached = ("granted stores", "granted loads", "revoked", "commits that wait", "deaths with grants")
+    reached = (
+        "granted stores",
+        "granted loads",
+        "revoked",
+        "ended by themselves",
+        "commits that wait",
+        "deaths with grants",
+    )
     assert all(RingMachine.done[name] >= 5 for name in reached), RingMachine.done

@@ -119,9 +119,9 @@ class CachingVerbs:
 
     def commit_store(self, call: Call, request: CommitStore) -> Answer | None:
         """Publish what was written; what a mover wrote once it says that it writes no more."""
+        self._answers.hold(call)
         over = partial(self._commit_moved, call, request)
         if self._rings.revoke_store(call.owner.client_id, request.store_id, over, self._clock()):
-            self._answers.hold(call)
             return None
         return self._commit(call, request, call.frames[0], (call.frames[1], request.checksum_kind))
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What was granted to movers, and for which store or load. Thread: the loop's.
 
-A grant ends when its mover says that no copy of it runs, or when the mover is reaped; until then its slots stay held.
+A grant ends when its mover says that no copy of it runs, or when the mover is reaped; until then its slots stay held. A
+mover that has moved all of a store says so by itself: its word then waits for the commit.
 """
 
 import secrets
@@ -66,6 +67,8 @@ class Granted:
         self._grants: dict[bytes, _Grant] = {}
         self._open: dict[Lease, bytes] = {}
         """The last grant of each lease, until nothing runs under it any more."""
+        self._told: dict[Lease, tuple[Revoked, int]] = {}
+        """What movers said of stores that are not committed yet, and the bytes of one chunk."""
         self.moved: Counter[tuple[bytes, Direction]] = Counter()
         """Bytes by mover and direction, of grants that ended."""
 
@@ -98,6 +101,7 @@ class Granted:
         if not chosen.any():
             return b""
         self.revoke(lease, None, now_s)  # a load that is prepared again
+        self._forget(lease)
         granted = rows.copy()
         granted["disposition"][~chosen] = 0
         name = secrets.token_bytes(_NAME_BYTES)
@@ -111,10 +115,13 @@ class Granted:
         return name
 
     def revoke(self, lease: Lease, over: Over | None, now_s: float) -> bool:
-        """End a lease's grant, and call *over* once nothing runs under it; False if nothing does already.
+        """End a lease's grant, and call *over* once nothing runs under it, also at once; False if there was none.
 
         It may have been revoked before: until the mover says that it is over, whoever comes later waits as well.
         """
+        if over is not None and (told := self._told.pop(lease, None)) is not None:
+            over(*told)
+            return True
         name = self._open.get(lease, b"")
         if not name:
             return False
@@ -138,7 +145,10 @@ class Granted:
         for over in grant.overs:
             over(end, grant.chunk_bytes)
         if not grant.overs and grant.direction is Direction.STORE:
-            self._claims.store_over(*grant.lease)
+            if end is not None and self._claims.store_lives(*grant.lease):
+                self._told[grant.lease] = end, grant.chunk_bytes
+            else:
+                self._claims.store_over(*grant.lease)
 
     def mover_reaped(self, mover_id: bytes) -> None:
         """Learn that a mover does not exist any more: all its grants end."""
@@ -154,7 +164,14 @@ class Granted:
         over = [grant.lease for grant in unrevoked if not self._lives(grant.lease, grant.direction)]
         for lease in over:
             self.revoke(lease, None, now_s)
+        for lease in [lease for lease in self._told if not self._claims.store_lives(*lease)]:
+            self._forget(lease)
         return bool(over)
+
+    def _forget(self, lease: Lease) -> None:
+        """Drop what a mover said of a store that ended without a commit."""
+        if self._told.pop(lease, None) is not None:
+            self._claims.store_over(*lease)
 
     def _note(self, grant: _Grant, end: Revoked) -> None:
         """Count what was moved, and drop what was found to be damaged."""

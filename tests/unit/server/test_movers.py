@@ -140,7 +140,7 @@ def test_a_row_that_is_left_out_hands_out_nothing(server: Server) -> None:
 
 def test_a_revoked_grant_ends_with_its_bytes(server: Server) -> None:
     ring = server.join(ANNE, server.start(ANNE))
-    server.movers.grant(ANNE, b"1", Direction.STORE, rows(0, 0))
+    server.movers.grant(ANNE, b"1", Direction.STORE, rows(0, 0, 0))
     server.movers.turn(time.monotonic())
     stored(ring, b"1", 2)
 

@@ -106,6 +106,56 @@ def test_chunks_that_the_mover_did_not_move_are_not_kept(world: RingWorld, anne:
     assert anne.lookup(0, 1)[1] == 0
 
 
+def test_a_commit_after_the_movers_word_is_answered_at_once(world: RingWorld, anne: RingClient) -> None:
+    """The mover has moved all of it and says so by itself; nothing is readable before the commit all the same."""
+    mover = anne.join()
+    store_id, grant, _ = anne.prepare(0, 1)
+    world.movers.say_revoked(mover, grant)
+    world.turn()
+    assert anne.lookup(0, 1)[1] == 0
+
+    call, answer = anne.commit(store_id, [1, 0])
+
+    assert answer is None
+    assert dispositions(world.answers.ended[call]) == [Disposition.STORED, Disposition.ABANDONED]
+    assert call not in world.answers.open
+    with pytest.raises(UnknownLease):
+        anne.commit(store_id, [1, 1])
+    assert anne.lookup(0, 1)[1] == 1
+
+
+def test_what_a_mover_said_by_itself_counts_as_much(world: RingWorld, anne: RingClient) -> None:
+    mover = anne.join()
+    store_id, grant, _ = anne.prepare(0, 1)
+    world.movers.say_revoked(mover, grant, moved_chunks=1)
+    world.turn()
+
+    call, _ = anne.commit(store_id, [1, 1])
+
+    assert dispositions(world.answers.ended[call]) == [Disposition.ABANDONED] * 2
+    assert anne.lookup(0, 1)[1] == 0
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_slots_of_a_store_without_a_commit_are_free_after_the_movers_word(
+    world: RingWorld, anne: RingClient, *, lost: bool
+) -> None:
+    mover = anne.join()
+    store_id, grant, rows = anne.prepare(0, 1)
+    world.movers.say_revoked(mover, grant)
+    world.turn()
+    assert (world.slots.phase[to_write(rows)] == Phase.WRITING).all()
+
+    if lost:
+        anne.lose(proven_dead=True)
+    world.turn(100.0)
+
+    assert (world.slots.phase[to_write(rows)] == Phase.FREE).all()
+    if not lost:
+        with pytest.raises(UnknownLease):
+            anne.commit(store_id, [1, 1])
+
+
 @pytest.mark.behaviour("D014")
 def test_slots_of_a_client_that_died_stay_held_until_its_mover_is_reaped(world: RingWorld, anne: RingClient) -> None:
     mover = anne.join()

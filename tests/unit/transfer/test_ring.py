@@ -145,7 +145,7 @@ def test_a_part_that_comes_again_counts_in_the_checksum(tmp_path: Path) -> None:
     engine = device(tmp_path, slot_bytes=700)
     with MoverRig(tmp_path, engine.ring) as rig:
         ring = rig.ready().join(engine)
-        rig.grant(b"g", Direction.STORE, places(1), CHUNK, [(XXH3, bytes(16))])
+        rig.grant(b"g", Direction.STORE, places(2), CHUNK, [(XXH3, bytes(16))] * 2)
         stored = job(1)
         ring.store(stored, soon())
         engine.storages[0][:] = 7
@@ -154,7 +154,7 @@ def test_a_part_that_comes_again_counts_in_the_checksum(tmp_path: Path) -> None:
         rig.mover.revoke(b"g", time.monotonic())
         rig.until(lambda: bool(rig.revoked))
 
-        assert checks_of(rig.revoked[0]) == [(XXH3, checksum(b"\7" * CHUNK, ChecksumKind.XXH3))]
+        assert checks_of(rig.revoked[0]) == [(XXH3, checksum(b"\7" * CHUNK, ChecksumKind.XXH3)), (NONE, bytes(16))]
         ring.close()
 
 
@@ -250,7 +250,7 @@ def test_a_revoked_grant_moves_nothing_more(tmp_path: Path) -> None:
     engine = device(tmp_path)
     with MoverRig(tmp_path, engine.ring) as rig:
         ring = rig.ready().join(engine)
-        rig.grant(b"g", Direction.STORE, places(4), CHUNK)
+        rig.grant(b"g", Direction.STORE, places(5), CHUNK)
         ring.store(job(4), soon())
 
         rig.mover.revoke(b"g", time.monotonic())
@@ -261,11 +261,51 @@ def test_a_revoked_grant_moves_nothing_more(tmp_path: Path) -> None:
         ring.close()
 
 
+@pytest.mark.parametrize("kind", [NONE, XXH3])
+@pytest.mark.parametrize("slot_bytes", [2 * CHUNK, 700])
+def test_a_store_that_has_brought_all_ends_its_grant_by_itself(tmp_path: Path, slot_bytes: int, kind: int) -> None:
+    engine = device(tmp_path, slot_bytes=slot_bytes)
+    with MoverRig(tmp_path, engine.ring) as rig:
+        ring = rig.ready().join(engine)
+        rig.grant(b"g", Direction.STORE, places(4), CHUNK, [(kind, bytes(16))] * 4)
+        three = job(4)
+        three.chunks = [0, 1, 3]
+        assert ring.store(three, soon()) == frozenset()
+        assert not rig.revoked
+
+        last = job(4)
+        last.chunks = [2]
+        assert ring.store(last, soon()) == frozenset()
+
+        rig.until(lambda: bool(rig.revoked))
+        assert rig.revoked[0].moved_bytes == 4 * CHUNK
+        assert [k for k, _ in checks_of(rig.revoked[0])] == [kind] * 4
+        assert ring.store(last, soon()) == {2}, "nothing more is moved"
+        rig.mover.revoke(b"g", time.monotonic())
+        rig.until(lambda: len(rig.revoked) > 1)
+        assert rig.revoked[1] == rig.revoked[0], "a Revoke that crosses the word is answered with the same"
+        ring.close()
+
+
+def test_a_load_keeps_its_grant_until_it_is_revoked(tmp_path: Path) -> None:
+    engine = device(tmp_path)
+    with MoverRig(tmp_path, engine.ring) as rig:
+        ring = rig.ready().join(engine)
+        rig.grant(b"g", Direction.LOAD, places(2), CHUNK)
+
+        assert ring.load(job(2), soon()) == ring.load(job(2), soon()) == frozenset()
+
+        rig.mover.revoke(b"g", time.monotonic())
+        rig.until(lambda: bool(rig.revoked))
+        assert rig.revoked[0].moved_bytes == 4 * CHUNK
+        ring.close()
+
+
 def test_memory_that_was_taken_back_is_reached_no_more(tmp_path: Path) -> None:
     engine = device(tmp_path)
     with MoverRig(tmp_path, engine.ring, regions=(1 << 20, 1 << 20)) as rig:
         ring = rig.ready().join(engine)
-        rig.grant(b"g", Direction.STORE, [(1, n * CHUNK) for n in range(4)], CHUNK)
+        rig.grant(b"g", Direction.STORE, [(1, n * CHUNK) for n in range(5)], CHUNK)
         assert ring.store(job(4), soon()) == frozenset()
         path = str(rig.regions[1])
         maps = Path(f"/proc/{rig.mover.pid}/maps")

@@ -2,7 +2,6 @@
 """What the client may have moved, which of it is being moved now, and the checksums of what was."""
 
 import threading
-from collections import deque
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Final
@@ -20,7 +19,7 @@ _COMING_S: Final = 2.0
 """A grant and the first move under it come by different ways; the move may be first."""
 
 _REMEMBERED: Final = 256
-"""Revoked grants that a late move may still name."""
+"""Grants that ended, which a late move or Revoke may still name."""
 
 
 class NotGrantedError(LookupError):
@@ -38,12 +37,15 @@ Place = tuple[int, int, int]
 class _Held:
     grant: Grant
     rows: NDArray[np.void]
+    granted_bytes: int
     checks: NDArray[np.void]
     """To be made or verified; stores: made ones are filled in, and ``made`` says which."""
 
     running: int = 0
     moved_bytes: int = 0
     revoked: bool = False
+    """Also true once a store has brought all that was granted: nobody has to say so."""
+
     filled: dict[int, int] = field(default_factory=dict)
     """Stores: bytes that came, by chunk whose checksum is to be made."""
 
@@ -53,6 +55,12 @@ class _Held:
 
     def kind(self, chunk: int) -> ChecksumKind:
         return ChecksumKind(int(self.checks["kind"][chunk])) if len(self.checks) else ChecksumKind.NONE
+
+    def count(self, moved_bytes: int) -> None:
+        """Count what was moved."""
+        self.moved_bytes += moved_bytes
+        if self.grant.direction is Direction.STORE and self.moved_bytes >= self.granted_bytes:
+            self.revoked = True
 
     def end(self) -> Revoked:
         """Return what the server is told."""
@@ -76,23 +84,24 @@ class Grants:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._held: dict[bytes, _Held] = {}
-        self._over: deque[bytes] = deque(maxlen=_REMEMBERED)
+        self._over: dict[bytes, Revoked] = {}
+        """Ends, the last one at the end."""
 
     def add(self, grant: Grant) -> None:
         """Learn a grant."""
         rows = np.frombuffer(grant.rows, dtype=PLACEMENT)
-        held = _Held(grant, rows, np.frombuffer(grant.checks, dtype=CHECK).copy())
+        granted_bytes = int(rows["length"][rows["disposition"] != 0].sum())
+        held = _Held(grant, rows, granted_bytes, np.frombuffer(grant.checks, dtype=CHECK).copy())
         with self._changed:
             self._held[grant.grant] = held
             self._changed.notify_all()
 
     def revoke(self, grant: bytes) -> Revoked | None:
-        """End a grant; returns its end once nothing runs, None while something does (see ``end``)."""
+        """End a grant; returns its end if nothing runs, also if it ended before; else see ``end``."""
         with self._changed:
             held = self._held.get(grant)
-            self._over.append(grant)
             if held is None:
-                return Revoked(grant=grant)
+                return self._remember(self._over.get(grant) or Revoked(grant=grant))
             held.revoked = True
             return self._ended(held)
 
@@ -114,11 +123,14 @@ class Grants:
             return copies
 
     def end(self, grant: bytes, moved_bytes: int = 0) -> Revoked | None:
-        """End a move, or a checksum's making; returns the grant's end if it was the last one of a revoked grant."""
+        """End a move, or a checksum's making; returns the grant's end if it was the last one of a grant.
+
+        That is one that was revoked, or of a store that has brought all that was granted.
+        """
         with self._changed:
             held = self._held[grant]
             held.running -= 1
-            held.moved_bytes += moved_bytes
+            held.count(moved_bytes)
             return self._ended(held)
 
     # Checksums of what was moved. All of this between ``begin`` and ``end`` of some move.
@@ -178,7 +190,14 @@ class Grants:
         if not held.revoked or held.running:
             return None
         del self._held[held.grant.grant]
-        return held.end()
+        return self._remember(held.end())
+
+    def _remember(self, end: Revoked) -> Revoked:
+        """Keep an end for a while: a Revoke that crosses it is answered with the same."""
+        self._over[end.grant] = end
+        while len(self._over) > _REMEMBERED:
+            del self._over[next(iter(self._over))]
+        return end
 
 
 def _place(rows: NDArray[np.void], chunk: int) -> Place:
