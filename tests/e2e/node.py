@@ -172,6 +172,7 @@ def _kubelet(authority: str, group: str) -> dict[str, Any]:
         "nodeStatusReportFrequency": "10s",
         "oomScoreAdj": 0,
         "registerNode": True,
+        "syncFrequency": "15s",  # a changed ConfigMap is in a pod by then; by default it takes a minute
     }
 
 
