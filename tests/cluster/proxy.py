@@ -29,6 +29,8 @@ class Faults:
     """For clients of the proxy."""
     status: int = 0
     """Answer every call with this."""
+    watch_status: int = 0
+    """Answer every watch with this."""
     mute: bool = False
     """Watches stay open and say nothing; what happens meanwhile is lost to them."""
     drop: float = 0.0
@@ -67,9 +69,10 @@ class _Proxy:
         self.session: aiohttp.ClientSession
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        if self._faults.status:
+        watches = request.query.get("watch") == "true"
+        if status := self._faults.status or (self._faults.watch_status if watches else 0):
             self._faults.broken += 1
-            return web.json_response({"kind": "Status", "code": self._faults.status}, status=self._faults.status)
+            return web.json_response({"kind": "Status", "code": status}, status=status)
         headers = {k: v for k, v in request.headers.items() if k not in _HOP}
         call = self.session.request(
             request.method,
@@ -79,7 +82,7 @@ class _Proxy:
             ssl=self._tls,
         )
         async with call as upstream:
-            if request.query.get("watch") == "true" and upstream.status == 200:
+            if watches and upstream.status == 200:
                 return await self._watch(request, upstream)
             body = await upstream.read()
             kept = {k: v for k, v in upstream.headers.items() if k in ("Content-Type", "Retry-After")}

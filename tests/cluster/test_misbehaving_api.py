@@ -38,7 +38,8 @@ def replica(api: Caller, control_plane: ControlPlane, faults: Faults) -> Iterato
 @pytest.fixture(autouse=True)
 def healthy_again(faults: Faults) -> Iterator[None]:
     yield
-    faults.status, faults.mute, faults.drop, faults.swap = 0, False, 0.0, False
+    faults.status = faults.watch_status = 0
+    faults.mute, faults.drop, faults.swap = False, 0.0, False
 
 
 @pytest.fixture
@@ -111,6 +112,32 @@ def test_an_error_within_the_stream_ends_only_the_watches(
 
     assert replica.well()
     assert replica.log().count("watches.failed") >= 2, "they were ended and started again"
+
+
+@pytest.mark.usefixtures("watching")
+def test_watches_that_are_answered_with_gone_are_begun_anew(
+    api: Caller, replica: Operator, faults: Faults, namespace: str
+) -> None:
+    """An API server says that within the stream; proxies need not."""
+    make_pool(api, namespace)
+    wait_for_level(api, namespace, "info")
+    before = replica.log().count("watches.failed")
+    faults.watch_status = 410
+    assert faults.inject(410, "too old resource version"), "all of them have to be opened anew"
+
+    async def ended() -> bool:
+        return replica.log().count("watches.failed") > before
+
+    async def open_again() -> bool:
+        return faults.streams() >= 6
+
+    api.wait("the watches' end", ended)
+    faults.watch_status = 0
+
+    api.wait("the watches", open_again)
+    set_level(api, namespace, "Debug")
+    wait_for_level(api, namespace, "debug")
+    assert replica.well()
 
 
 @pytest.mark.parametrize("status", [500, 503, 429, 403])
