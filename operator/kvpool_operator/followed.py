@@ -25,19 +25,25 @@ def l1_resized(pool: Pool, seen: Observed) -> Finding:
     return Finding("True", "AsAsked", f"{len(told)} servers have the L1 that the spec asks for{rest}")
 
 
-def settings_followed(seen: Observed) -> Finding:
-    """The condition SettingsFollowed. Other versions name settings otherwise, so their servers are not judged."""
+def settings_followed(seen: Observed, *, before: bool) -> Finding:
+    """The condition SettingsFollowed.
+
+    Whoever did not answer for once, or is of another version, which names settings otherwise, is not judged; but it
+    takes a word from all of them until this is true again (*before*: it was).
+    """
     told = [s for s in seen.stats if s.live_digest and s.version == __version__]
     if not told:
         return Finding("Unknown", "NotReported", "no server of the operator's version has said which settings it has")
-    behind = sorted((s.node, s.refused) for s in told if s.live_digest != seen.live_digest)
-    if refusing := [(node, why) for node, why in behind if why]:
+    behind = {s.node: s.refused for s in told if s.live_digest != seen.live_digest}
+    if refusing := sorted((node, why) for node, why in behind.items() if why):
         node, why = refusing[0]
         return Finding("False", "Refused", f"{len(refusing)} servers do not follow the spec, first {node}: {why}")
-    if behind:
-        text = f"{len(behind)} of {len(told)} servers still have former settings, first {behind[0][0]}"
-        return Finding("False", "Spreading", text)
-    return Finding("True", "ByAllServers", f"{len(told)} servers admit, share and log as the spec says")
+    asked = {s.node for s in seen.servers if s.ready and s.reachable and not s.deleting} | {s.node for s in told}
+    follow = {s.node for s in told} - behind.keys()
+    if pending := sorted(behind if before else asked - follow):
+        text = f"{len(pending)} of {len(asked)} servers have former settings, or have not told theirs"
+        return Finding("False", "Spreading", f"{text}, first {pending[0]}")
+    return Finding("True", "ByAllServers", f"{len(follow)} servers admit, share and log as the spec says")
 
 
 def _there(server: ServerStats, size_bytes: int) -> bool:

@@ -44,7 +44,7 @@ def status(pool: Pool, seen: Observed, progress: Progress, before: PoolStatus, n
     """Judge *seen*. *now_at* (RFC 3339) marks conditions that flipped against *before*, and nothing else."""
     servers = _servers(seen)
     problems = _problems(seen)
-    findings = _findings(pool, seen, servers, progress, len(problems))
+    findings = _findings(pool, seen, servers, progress, len(problems), before)
     return PoolStatus(
         observed_generation=pool.generation,
         conditions=tuple(_condition(kind, f, pool.generation, before, now_at) for kind, f in findings.items()),
@@ -80,7 +80,10 @@ def _servers(seen: Observed) -> Servers:
     )
 
 
-def _findings(pool: Pool, seen: Observed, servers: Servers, progress: Progress, problems: int) -> dict[str, Finding]:
+def _findings(
+    pool: Pool, seen: Observed, servers: Servers, progress: Progress, problems: int, before: PoolStatus
+) -> dict[str, Finding]:
+    followed = any(c.type == "SettingsFollowed" and c.status == "True" for c in before.conditions)
     found = {
         "ConfigValid": _config_valid(seen),
         "Available": _available(seen, servers),
@@ -88,7 +91,7 @@ def _findings(pool: Pool, seen: Observed, servers: Servers, progress: Progress, 
         "Degraded": _degraded(servers, progress, problems),
         "GPUAccessReady": gpu_access(pool, seen),
         "L1Resized": l1_resized(pool, seen),
-        "SettingsFollowed": settings_followed(seen),
+        "SettingsFollowed": settings_followed(seen, before=followed),
         "ClientsWired": _clients_wired(seen),
         "Hitting": hitting(seen),
     }

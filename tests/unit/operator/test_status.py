@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the status says in each situation, and that it says the same twice."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,6 +74,15 @@ def test_ready_is_false_for_the_reason(observed: Observed, reason: str) -> None:
     found = condition(judged(observed), "Ready")
 
     assert (found.status, found.reason) == ("False", reason)
+
+
+def test_every_condition_is_explained() -> None:
+    guide = (Path(__file__).parents[3] / "docs" / "operations.md").read_text()
+    section = guide.partition("\n## The pool's status\n")[2].partition("\n## ")[0]
+
+    explained = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+
+    assert sorted(explained) == sorted(c.type for c in judged(seen(server("n1", "new"))).conditions)
 
 
 def test_old_servers_that_serve_are_not_success() -> None:
@@ -238,7 +249,7 @@ def test_the_size_of_l1_is_as_asked_on_the_way_or_refused() -> None:
 
 def test_settings_are_followed_when_every_server_of_this_version_says_so() -> None:
     def followed(*servers: ServerStats) -> Condition:
-        return condition(judged(seen(server("n1", "new"), stats=servers, live_digest="new")), "SettingsFollowed")
+        return condition(judged(seen(server("a", "new"), stats=servers, live_digest="new")), "SettingsFollowed")
 
     there, behind = stats("a", live_digest="new"), stats("b", live_digest="old")
 
@@ -246,12 +257,33 @@ def test_settings_are_followed_when_every_server_of_this_version_says_so() -> No
         assert (followed(silent).status, followed(silent).reason) == ("Unknown", "NotReported")
     assert (followed(there).status, followed(there).reason) == ("True", "ByAllServers")
     assert (followed(there, behind).status, followed(there, behind).reason) == ("False", "Spreading")
-    assert "1 of 2 servers still have former settings, first b" in followed(there, behind).message
+    assert "1 of 2 servers have former settings, or have not told theirs, first b" in followed(there, behind).message
     refusing = followed(there, behind, stats("c", live_digest="old", refused="l1.quotas: 1.2"))
     assert (refusing.status, refusing.reason) == ("False", "Refused")
     assert "first c: l1.quotas" in refusing.message
     too_large = stats("c", live_digest="new", refused="l1.size_bytes: more than this server can have")
     assert followed(there, too_large).status == "True", "L1Resized says that"
+
+
+@pytest.mark.parametrize("other", [(), (stats("n2", live_digest="new", version="0.0.9"),)], ids=["silent", "older"])
+def test_who_does_not_say_what_it_follows_is_waited_for_after_a_change_and_then_believed(
+    other: tuple[ServerStats, ...],
+) -> None:
+    """No answer for once is no news; but a namespace that was taken off may still be let in there."""
+
+    def after(former: PoolStatus, *servers: ServerStats) -> tuple[PoolStatus, Condition]:
+        observed = seen(server("n1", "new"), server("n2", "new"), stats=servers, live_digest="new")
+        result = status(pool(), observed, DONE, former, "2030-01-01T00:00:00Z")
+        return result, condition(result, "SettingsFollowed")
+
+    there = stats("n1", live_digest="new")
+    waiting, said = after(PoolStatus(), there, *other)
+    assert (said.status, said.reason) == ("False", "Spreading")
+    assert "1 of 2 servers" in said.message
+    assert "n2" in said.message
+    followed, said = after(waiting, there, stats("n2", live_digest="new"))
+    assert said.status == "True"
+    assert after(followed, there, *other)[1].status == "True"
 
 
 def test_clients_in_namespaces_that_are_not_watched_are_unknown_but_a_known_unwired_one_comes_first() -> None:
