@@ -31,15 +31,21 @@ COPIES_ONLY = Costs(copy_s=0.0, launch_s=1.0, byte_s=1.0)
 
 
 def map_files(pieces: Sequence[tuple[int, int]]) -> int:
-    """Map files (descriptor, length) one after the other, for good; returns the address."""
+    """Map files (descriptor, or -1 for none; length) one after the other, for good; returns the address."""
     whole = sum(-(-length // PAGE) * PAGE for _, length in pieces)
     start = at = _mapped(0, whole, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
     for descriptor, length in pieces:
-        if os.fstat(descriptor).st_size < length:
-            raise DeviceFailedError("a piece is not as long")
-        _mapped(at, length, mmap.MAP_SHARED | _FIXED, descriptor)
+        if descriptor >= 0:
+            mapped(at, length, descriptor)
         at += length
     return start
+
+
+def mapped(address: int, length: int, descriptor: int) -> None:
+    """Map a file over what is at an address."""
+    if os.fstat(descriptor).st_size < length:
+        raise DeviceFailedError("a piece is not as long")
+    _mapped(address, length, mmap.MAP_SHARED | _FIXED, descriptor)
 
 
 def _mapped(address: int, length: int, flags: int, descriptor: int) -> int:

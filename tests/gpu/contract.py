@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine whose paged cache is page-locked memory that kernels reach: tests compare it as an array of NumPy."""
+"""An engine whose paged cache is page-locked memory that kernels reach: tests compare it as an array of NumPy.
+
+In mode mapped it is device memory, since no other can be exported; what looks like an array copies it at each access.
+"""
 
 import ctypes
 
 import numpy as np
 from tests.fakes.blocks import POISON, NumpyBlocks
 from tests.fakes.clients import CHUNK_BLOCKS, FakeEngine, until
+from tests.fakes.mapped_engine import GatedOffer
 from tests.gpu.devices import device_groups
 
 from kvpool.client.link import Link
@@ -14,21 +18,17 @@ from kvpool.client.worker import WorkerAdapter
 from kvpool.connector.ring import RingOffer
 from kvpool.model.identity import ClientKind, Mode
 from kvpool.transfer.cuda import Context
+from kvpool.transfer.exports import CudaCache
 from kvpool.transfer.mover.messages import Direction
 from kvpool.transfer.planes import Layout, Plane
+from kvpool.transfer.tensors import Storage
+from kvpool.wire.messages import CacheFacts
 
 
-class LockedBlocks(NumpyBlocks):
-    """Blocks in page-locked memory; the stage moves them, and gates and counts are those of its base."""
+class StagedBlocks(NumpyBlocks):
+    """Blocks that the stage moves; gates and counts are those of its base."""
 
-    def __init__(self, context: Context, blocks: int, block_bytes: int) -> None:
-        super().__init__(1, 1)
-        self._context = context
-        self.address = context.allocate_host(blocks * block_bytes)
-        flat = np.ctypeslib.as_array((ctypes.c_uint8 * (blocks * block_bytes)).from_address(self.address))
-        self.memory = flat.reshape(blocks, block_bytes)
-        self.memory[:] = POISON
-        self.staged = None
+    staged = None
 
     def gather(self, group, block_ids, out) -> None:
         self.pass_gate(block_ids)
@@ -39,6 +39,54 @@ class LockedBlocks(NumpyBlocks):
         self.pass_gate(block_ids)
         self.staged.scatter(group, block_ids, skip_blocks, data)
         self.scattered += 1
+
+
+class LockedBlocks(StagedBlocks):
+    """Blocks in page-locked memory."""
+
+    def __init__(self, context: Context, blocks: int, block_bytes: int) -> None:
+        super().__init__(1, 1)
+        self.address = context.allocate_host(blocks * block_bytes)
+        flat = np.ctypeslib.as_array((ctypes.c_uint8 * (blocks * block_bytes)).from_address(self.address))
+        self.memory = flat.reshape(blocks, block_bytes)
+        self.memory[:] = POISON
+
+
+class DeviceArray:
+    """As much of an array as tests of a cache need."""
+
+    def __init__(self, *shape: int) -> None:
+        import torch
+
+        self.tensor, self.shape = torch.empty(shape, dtype=torch.uint8, device="cuda"), shape
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __array__(self, dtype=None, copy=None):
+        del dtype, copy
+        return self.tensor.cpu().numpy()
+
+    def __getitem__(self, index):
+        return self.tensor.cpu().numpy()[index]
+
+    def __setitem__(self, index, value) -> None:
+        import torch
+
+        changed = self.tensor.cpu().numpy()
+        changed[index] = np.asarray(value)
+        self.tensor.copy_(torch.from_numpy(changed))
+        torch.cuda.synchronize()
+
+
+class DeviceBlocks(StagedBlocks):
+    """Blocks in device memory."""
+
+    def __init__(self, blocks: int, block_bytes: int) -> None:
+        super().__init__(1, 1)
+        self.memory = DeviceArray(blocks, block_bytes)
+        self.memory[:] = POISON
+        self.address = self.memory.tensor.data_ptr()
 
 
 class GatedDevice:
@@ -72,22 +120,30 @@ class GpuEngine(FakeEngine):
 
     def __init__(self, address, mode, *, blocks=256, block_bytes=16 << 10, slots=3, **options) -> None:
         from kvpool.transfer.kernels.paged import CudaEngineDevice
-        from kvpool.transfer.kernels.staged import StagedBlocks
+        from kvpool.transfer.kernels.staged import StagedBlocks as Stage
 
         super().__init__(address, mode, blocks=blocks, block_bytes=block_bytes, **options)
         self.worker.close(1.0)
         self.worker_link.close(0.0)
         context, _ = device_groups([], [])
-        self.blocks = LockedBlocks(context, blocks, block_bytes)
+        mapped = mode is Mode.MAPPED
+        self.blocks = DeviceBlocks(blocks, block_bytes) if mapped else LockedBlocks(context, blocks, block_bytes)
         plane = Plane(name="l", storage=0, offset=0, stride=block_bytes, block_bytes=block_bytes, packing="p")
         layout = Layout(planes=(plane,), blocks=blocks, block_tokens=2)
         _, groups = device_groups([layout], [self.blocks.address])
-        self.blocks.staged = StagedBlocks(context, groups, 3 * block_bytes)
+        self.blocks.staged = Stage(context, groups, 3 * block_bytes)
         base, self.rings, self.device = self.worker_link.registration, None, None
+        slot_bytes = -(-int(2.5 * CHUNK_BLOCKS * block_bytes) // 256) * 256
         if mode is Mode.RING:
-            slot_bytes = -(-int(2.5 * CHUNK_BLOCKS * block_bytes) // 256) * 256
             self.device = CudaEngineDevice(context, groups, slots, slot_bytes)
             offer = RingOffer(GatedDevice(self.device, self.blocks), [layout])
+            offer.fit([CHUNK_BLOCKS])
+            self.rings = RingKeeper(offer)
+        if mapped:
+            storage = Storage("cuda", 0, self.blocks.address, blocks * block_bytes)
+            facts = CacheFacts(device=context.uuid, slot_bytes=slot_bytes, slots=slots, generation=0)
+            offer = GatedOffer(CudaCache(context, [layout], [storage]), [layout], facts, "")
+            offer.blocks = self.blocks
             offer.fit([CHUNK_BLOCKS])
             self.rings = RingKeeper(offer)
 

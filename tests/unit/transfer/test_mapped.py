@@ -437,8 +437,10 @@ def test_a_job_that_is_cancelled_under_way_ends_soon_and_what_it_did_not_begin_f
         thread.start()
         cancelling = threading.Thread(target=lambda: lost.append(frozenset([running.cancel(PATIENCE_S)])))
         rig.until(lambda: running._stop is not None)
+        told, sent = running._stop, threading.Event()
+        running._stop = lambda: (told(), sent.set())  # type: ignore[misc]
         cancelling.start()
-        rig.until(lambda: running._cancelled)
+        rig.until(sent.is_set)
         rig.grant(b"g", Direction.STORE, places(9), CHUNK)
         thread.join(PATIENCE_S)
         cancelling.join(PATIENCE_S)

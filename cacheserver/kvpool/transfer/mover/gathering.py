@@ -46,8 +46,9 @@ class Gathering:
         self._addresses = [self._upload(table.rows) for table in self._tables]
         self._kernels = [compiled(table) for table in self._tables]
         most = max(max(g.whole, ring.slot_bytes // g.layout.block_bytes) for g in groups)
+        # A direction's kernels read their ids on the device one after the other; on the host those of slots wait together.
+        self._ids = {d: context.allocate(most * WORD_BYTES) for d in Direction}
         slots = [(d, n) for d in Direction for n in range(ring.slots)]
-        self._ids = {slot: context.allocate(most * WORD_BYTES) for slot in slots}
         self._hosts = {slot: context.allocate_host(most * WORD_BYTES) for slot in slots}
 
     def stream(self, direction: Direction) -> int:
@@ -56,7 +57,7 @@ class Gathering:
 
     def launch(self, direction: Direction, slot: int, gather: Gather) -> None:
         """Put the kernel of one turn into its stream; nothing that was queued for the slot before runs any more."""
-        stream, ids = self._streams[direction], self._ids[direction, slot]
+        stream, ids = self._streams[direction], self._ids[direction]
         host, count = self._hosts[direction, slot], gather.ids.size
         np.ctypeslib.as_array((ctypes.c_int64 * count).from_address(host))[:] = gather.ids.ravel()
         self._context.copy_in(ids, host, count * WORD_BYTES, stream)
