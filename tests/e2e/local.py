@@ -9,6 +9,7 @@ so Services and pods answer it as they answer anybody on that node.
 
 import contextlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -174,12 +175,16 @@ class LocalCluster(ExistingCluster):
 
 
 def main() -> int:
-    """Build programs, images and the engines' environment; 3 with the reason if this host cannot run the cluster."""
-    if reason := cannot():
-        sys.stdout.write(f"{reason}\n")
-        return CANNOT
-    assets(PROGRAMS)
-    archives()
+    """Build programs, images and the engines' environment; 3 with the reason if this host cannot run the cluster.
+
+    A cluster that somebody else runs (``E2E_PROVIDER=existing``) needs the environment alone.
+    """
+    if os.environ.get("E2E_PROVIDER") != "existing":
+        if reason := cannot():
+            sys.stdout.write(f"{reason}\n")
+            return CANNOT
+        assets(PROGRAMS)
+        archives()
     vllm_env.environment()
     return 0
 
