@@ -46,7 +46,7 @@ class Gathering:
         self._addresses = [self._upload(table.rows) for table in self._tables]
         self._kernels = [compiled(table) for table in self._tables]
         most = max(max(g.whole, ring.slot_bytes // g.layout.block_bytes) for g in groups)
-        # A direction's kernels read their ids on the device one after the other; on the host those of slots wait together.
+        # A direction's kernels read their ids on the device one after the other; on the host each slot has its own.
         self._ids = {d: context.allocate(most * WORD_BYTES) for d in Direction}
         slots = [(d, n) for d in Direction for n in range(ring.slots)]
         self._hosts = {slot: context.allocate_host(most * WORD_BYTES) for slot in slots}
