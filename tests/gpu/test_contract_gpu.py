@@ -10,6 +10,8 @@ from tests.contract.test_transfer_contract import BLOCKS, LEASE_S, engine, way
 from tests.fakes.server_process import ServerProcess
 from tests.gpu.contract import GpuEngine
 
+from kvpool.model.identity import Mode
+
 __all__ = ["engine", "new_engine", "server", "way"]
 
 
@@ -27,6 +29,8 @@ def server(tmp_path_factory):
 @pytest.fixture
 def new_engine(server, way, request):
     def make(mode=way, **options):
+        if mode is Mode.MAPPED:
+            pytest.importorskip("cupy", reason="the mover's kernel needs CuPy")
         return GpuEngine(server.address, mode, blocks=BLOCKS, model=request.node.name, **options)
 
     return make

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvpool.transfer import reference
-from kvpool.transfer.mover.runs import Costs, host_copies, runs_of
+from kvpool.transfer.mover.runs import Costs, host_copies, most_runs, runs_of
 from kvpool.transfer.plan import NOWHERE, parts_of, slot_ids, turns_of
 from kvpool.transfer.planes import Layout, Plane
 
@@ -97,6 +97,9 @@ def copies(layout, ids, turn, size):
     """The copies of a turn whose chunks lie one after the other from address 0."""
     part = turn.part
     runs = runs_of(layout, Memory.ADDRESSES, ids[list(turn.chunks)], part)
+    # Planes of the same storage may follow each other, too.
+    counted = most_runs(layout, ids[list(turn.chunks)], part)
+    assert counted - len(turn.chunks) * (part.end_plane - part.first_plane - 1) <= len(runs) <= counted
     places = [(n * part.length, chunk * size + part.offset, part.length) for n, chunk in enumerate(turn.chunks)]
     return host_copies(runs, places)
 
@@ -111,6 +114,7 @@ def test_blocks_that_follow_each_other_are_one_run_for_each_plane_and_chunk() ->
     runs = runs_of(layout, [0], np.arange(8).reshape(2, 4), part)
 
     assert runs.length.tolist() == [256] * 6
+    assert most_runs(layout, np.arange(8).reshape(2, 4), part) == 6
     assert runs.cache.tolist() == [0, 4096, 8192, 256, 4352, 8448]
     assert len(runs_of(layout, [0], np.arange(0, 16, 2).reshape(2, 4), part)) == 24
 

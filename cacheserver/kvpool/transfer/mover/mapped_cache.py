@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kvpool.transfer.mover.messages import CacheGroup, Direction, Export, Job, Piece, Ring
 from kvpool.transfer.mover.ports import DeviceCopy, Gather, MappedGroup, MoverDevice
-from kvpool.transfer.mover.runs import Costs, host_copies, runs_of
+from kvpool.transfer.mover.runs import Costs, host_copies, most_runs, runs_of
 from kvpool.transfer.plan import NOWHERE, Part, Turn, parts_of, slot_ids, turns_of
 from kvpool.transfer.planes import Layout, LayoutError, Plane
 
@@ -101,11 +101,12 @@ class MappedCache:
             DeviceFailedError: it cannot be queued.
         """
         group = self._groups[job.group]
-        runs = runs_of(group.layout, group.addresses, ids, turn.part)
+        runs = most_runs(group.layout, ids, turn.part)
         # Blocks that are NOWHERE are stored as zeros, which the kernel writes.
-        whole = direction is Direction.LOAD or int(runs.length.sum()) == turn.length
-        if whole and self._costs.by_copies(len(runs), turn.length, len(places)):
-            self._device.by_copies(direction, slot, host_copies(runs, places))
+        whole = direction is Direction.LOAD or not (ids == NOWHERE).any()
+        if whole and self._costs.by_copies(runs, turn.length, len(places)):
+            found = runs_of(group.layout, group.addresses, ids, turn.part)
+            self._device.by_copies(direction, slot, host_copies(found, places))
             return
         start = self._ring.offset(direction, slot)
         copies = [(start + within, address, length) for within, address, length in places]

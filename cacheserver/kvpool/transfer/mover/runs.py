@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from kvpool.transfer.plan import NOWHERE, Part
 from kvpool.transfer.planes import Layout
 
-__all__ = ["Costs", "Runs", "host_copies", "runs_of"]
+__all__ = ["Costs", "Runs", "host_copies", "most_runs", "runs_of"]
 
 Numbers = NDArray[np.int64]
 
@@ -56,6 +56,17 @@ class Costs:
         On a tie copies win: they cost the engine's own kernels nothing.
         """
         return runs * self.copy_s <= self.launch_s + length * self.byte_s + places * self.copy_s
+
+
+def most_runs(layout: Layout, ids: Numbers, part: Part) -> int:
+    """Count the runs of a turn without finding them; planes that happen to follow each other are not looked at."""
+    used = ids[:, part.first_block : part.end_block]
+    held = used != NOWHERE
+    blocks = int(np.count_nonzero(held))
+    follows = held[:, 1:] & held[:, :-1] & (used[:, 1:] == used[:, :-1] + 1)
+    apart = blocks - int(np.count_nonzero(follows))
+    planes = layout.planes[part.first_plane : part.end_plane]
+    return sum(apart if plane.stride == plane.block_bytes else blocks for plane in planes)
 
 
 def runs_of(layout: Layout, addresses: Sequence[int], ids: Numbers, part: Part) -> Runs:
