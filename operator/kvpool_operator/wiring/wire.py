@@ -13,7 +13,7 @@ import msgspec
 from kvpool import config
 from kvpool._version import __version__
 from kvpool_operator.desired import config_map, names
-from kvpool_operator.spec.pool import L1, IpcMode, Pool, PoolSpec
+from kvpool_operator.spec.pool import L1, Clients, IpcMode, Payload, Pool, PoolSpec
 from kvpool_operator.spec.quantity import Size
 from kvpool_operator.wiring import connector, parts
 from kvpool_operator.wiring.command import Program, invocation
@@ -110,8 +110,12 @@ def _wire(pod: Mapping[str, Any], known: Situation) -> Outcome:
 
 
 def _expected(key: tuple[str, str]) -> Pool:
-    """The pool that may come: all names follow from its own, all the rest are defaults."""
-    return Pool(name=key[1], namespace=key[0], uid="", generation=0, spec=PoolSpec(l1=L1(size=Size(1 << 30))))
+    """The pool that may come: all names follow from its own, the rest are defaults.
+
+    It may bring the connector. Brought in vain it does no harm; without it an image that has none would not start.
+    """
+    spec = PoolSpec(l1=L1(size=Size(1 << 30)), clients=Clients(payload=Payload()))
+    return Pool(name=key[1], namespace=key[0], uid="", generation=0, spec=spec)
 
 
 def _refused(known: Situation, pool: Pool) -> Skip | None:

@@ -156,9 +156,9 @@ def test_a_payload_is_brought_where_the_pool_says_so(case: Case) -> None:
     names = [c["name"] for c in spec.get("initContainers", [])]
     paths = [e for c in engines(wired(case)) for e in c["env"] if e["name"] == "PYTHONPATH" and "value" in e]
 
-    assert ("kvpool-payload" in names) == (case.pool == "copied")
+    assert ("kvpool-payload" in names) == (case.pool in ("copied", "missing"))
     assert any("image" in v for v in spec["volumes"]) == (case.pool == "mounted")
-    if case.pool in ("copied", "mounted"):
+    if case.pool in ("copied", "missing", "mounted"):
         assert all(e["value"].endswith("/opt/kvpool") for e in paths)
         assert bool(paths) == (place(case)["environment"] != "path-elsewhere")
     assert (Note.PAYLOAD_SKEW in result.notes) == (case.pool == "mounted")

@@ -341,7 +341,7 @@ def test_no_secret_of_a_pod_is_in_a_warning() -> None:
 
 
 def test_a_pool_unknown_in_its_own_namespace_is_wired_by_its_name() -> None:
-    known = Situation(namespace="models", pool=None)
+    known = Situation(namespace="models", pool=None, payload_image="kvpool-payload:0.1.0")
     body = pod(SERVE)
 
     result = wire(body, known)
@@ -349,3 +349,14 @@ def test_a_pool_unknown_in_its_own_namespace_is_wired_by_its_name() -> None:
     assert result.notes == (Note.POOL_NOT_FOUND,)
     env = {e["name"]: e.get("value") for e in after(body, result)["spec"]["containers"][0]["env"]}
     assert env["KVPOOL_CLIENT__SERVER"] == "tcp://kvpool-main-node.models.svc:7410"
+
+
+def test_a_pod_that_comes_before_its_pool_gets_the_connector_that_the_pool_may_bring() -> None:
+    """Else an engine whose image has none would not even start, and never connect."""
+    known = Situation(namespace="models", pool=None, payload_image="kvpool-payload:0.1.0")
+
+    def copiers(body: Pod) -> list[str]:
+        return [c["image"] for c in after(body, wire(body, known))["spec"].get("initContainers", [])]
+
+    assert copiers(pod(SERVE)) == ["kvpool-payload:0.1.0"]
+    assert copiers(pod(SERVE, annotations={"kvpool.dev/payload": "none"})) == []
