@@ -179,16 +179,18 @@ class MappedMover:
         does not exist any more. One thread for each direction.
         """
         job.ends_s, job.finish = ends_s, lambda: self._finish(direction, job)
-        pipe, number = self._pipes[direction], next(self._numbers)
+        pipe, number, under_way = self._pipes[direction], next(self._numbers), self._under_way[direction]
+        if self.retired:
+            job.end(None)
+            return
+        under_way[number] = job
         with self._failing(direction):
             if job.after:
                 self._cache.wait(job.after)
-            if self.retired:
-                job.end(None)
-            elif job.begin(lambda: self._stop(pipe, number)):
-                self._under_way[direction][number] = job
+            if job.begin(lambda: self._stop(pipe, number)):
                 pipe.send(_message(number, job))
             else:
+                del under_way[number]
                 job.end(job.chunks)
 
     def retire(self, reason: str) -> None:

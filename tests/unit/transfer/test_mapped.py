@@ -17,6 +17,7 @@ from tests.fakes.ring_device import UUID
 from kvpool.model.checksum import ChecksumKind, checksum
 from kvpool.model.slots import CHECK
 from kvpool.transfer import reference
+from kvpool.transfer.cuda import CudaError
 from kvpool.transfer.lanes import RingRetiredError
 from kvpool.transfer.mapped import MappedJob, MappedMover
 from kvpool.transfer.mover.messages import (
@@ -502,6 +503,29 @@ def test_a_load_that_gets_no_answer_ends_only_when_the_mover_is_gone(tmp_path: P
         assert ended == ["load"]
         with pytest.raises(RingRetiredError):
             store(mover, job(some_ids(1)), soon())
+        mover.close()
+
+
+def test_an_engine_whose_device_fails_ends_its_jobs(tmp_path: Path) -> None:
+    cache = FileCache(tmp_path, [(planes(), PER_CHUNK)])
+    told, ended = threading.Event(), list[str]()
+
+    def fail(event: int) -> None:
+        raise CudaError("cuEventSynchronize", event, "the device is lost")
+
+    cache.wait = fail  # type: ignore[method-assign]
+    with MoverRig(tmp_path, staging()) as rig:
+        joins = [Join(secret=SECRET, direction=d, generation=1) for d in Direction]
+        mover = MappedMover(cache, rig.ready().mover.address, joins, soon(), told.set)
+        lost = job(some_ids(1), after=700, over=lambda: ended.append("over"))
+        thread = threading.Thread(target=lambda: mover.begin(Direction.STORE, lost, soon()))
+        thread.start()
+        assert told.wait(PATIENCE_S)
+        rig.mover.kill("the client retired it")
+        thread.join(PATIENCE_S)
+
+        assert (ended, lost.lost) == (["over"], None)
+        assert "the device is lost" in mover.retired
         mover.close()
 
 
