@@ -110,7 +110,9 @@ class FakeEngine:
         self.scheduler.lookup(request_id, keys)
         return until(lambda: self.scheduler.answer(request_id))
 
-    def begin_load(self, answer, first_block, *, request_id="l", chunks=None, first=0, skip_blocks=0) -> LoadJob:
+    def begin_load(
+        self, answer, first_block, *, request_id="l", chunks=None, first=0, skip_blocks=0, after=None
+    ) -> LoadJob:
         end = answer.chunks if chunks is None else first + chunks
         ids = np.arange(first_block, first_block + (end - first) * CHUNK_BLOCKS).reshape(end - first, -1)
         job = LoadJob(
@@ -122,6 +124,7 @@ class FakeEngine:
             end=end,
             block_ids=ids,
             skip_blocks=skip_blocks,
+            after=after,
         )
         self.worker.load(job)
         return job

@@ -12,7 +12,7 @@ from tests.fakes.clients import CHUNK_BLOCKS, FakeEngine, digests, until
 from tests.fakes.scripted_server import ScriptedServer
 from tests.fakes.tiny_engine import TinyEngine
 
-from kvpool.client.jobs import Answer, StoreJob
+from kvpool.client.jobs import Answer, LoadJob, StoreJob
 from kvpool.model import errors
 from kvpool.model.identity import Mode, Role
 from kvpool.model.slots import Disposition
@@ -235,6 +235,64 @@ def test_tables_of_blocks_that_make_no_sense_are_refused_before_anything_moves(s
     assert engine.poll().stored == {"s"}
     assert engine.worker.counters() == {"stores_dropped_malformed": 1}
     assert not server.of(m.PrepareStore)
+
+
+@pytest.mark.parametrize("ids", [[[1, 2], [2, 3]], [[-2, 0], [1, 2]], [[1, 2]]], ids=str)
+@pytest.mark.behaviour("D065")
+def test_nor_is_a_load_into_such_a_table_asked_for(server, engine, ids):
+    blocks = np.array(ids, dtype=np.int64)
+    engine.worker.load(LoadJob(request_id="l", lookup_id=b"l" * 16, group=0, shard=0, first=0, end=2, block_ids=blocks))
+
+    assert list(engine.poll().loaded) == ["l"]
+    assert engine.worker.counters() == {"loads_failed_malformed": 1}
+    assert not server.of(m.PrepareRetrieve)
+
+
+class Moment:
+    """Where the engine's device is going to be."""
+
+    event = 7
+
+    def __init__(self):
+        self.asked, self.reached = threading.Event(), threading.Event()
+
+    def wait(self):
+        self.asked.set()
+        assert self.reached.wait(20)
+
+
+@pytest.mark.behaviour("D001")
+def test_a_load_writes_nothing_before_the_last_step_that_may_read_its_blocks(engine):
+    engine.store(KEYS)
+    answer, before, moment = engine.lookup(KEYS), engine.bytes_of(TARGET, 3), Moment()
+    engine.begin_load(answer, TARGET, after=moment)
+
+    assert moment.asked.wait(5)
+    assert (engine.bytes_of(TARGET, 3) == before).all()
+    moment.reached.set()
+
+    until(lambda: engine.poll() and engine.loaded)
+    assert engine.loaded == [("l", frozenset())]
+    assert (engine.bytes_of(TARGET, 3) == engine.bytes_of(0, 3)).all()
+
+
+@pytest.mark.behaviour("R014")
+def test_a_store_reads_nothing_before_the_step_that_writes_its_blocks(engine):
+    engine.blocks.entered.clear()
+    moment = Moment()
+    job = engine.begin_store(KEYS, ready=False)
+    job.after = moment
+    job.ready.set()
+    engine.poll()
+
+    assert moment.asked.wait(5)
+    assert not engine.blocks.entered.is_set()
+    engine.blocks.fill(9)
+    moment.reached.set()
+
+    until(lambda: engine.poll() and engine.stored)
+    assert engine.load(engine.lookup(KEYS), TARGET) == frozenset()
+    assert (engine.bytes_of(TARGET, 3) == engine.bytes_of(0, 3)).all()
 
 
 def test_a_block_that_is_not_there_costs_its_store_but_not_the_thread(engine, caplog):

@@ -80,6 +80,19 @@ def test_ranges_outside_what_was_found_are_refused(client: FakeClient, held: byt
         client.read(held, first, end)
 
 
+@pytest.mark.behaviour("D038")
+def test_what_was_asked_for_and_not_found_is_outside(client: FakeClient) -> None:
+    client.store(digests(0, 1))
+    lookup_id, found = client.lookup(digests(0, 1, 2), "r")
+    assert found.chunks == 2
+
+    for first, end in ((0, 3), (2, 3)):
+        with pytest.raises(InvalidRange):
+            client.read(lookup_id, first, end)
+        with pytest.raises(InvalidRange):
+            client.vouch(lookup_id, first, end)
+
+
 def test_groups_and_shards_that_were_not_asked_for_are_refused(client: FakeClient, held: bytes) -> None:
     for group, shard in ((1, 0), (0, 1)):
         with pytest.raises(InvalidRange):

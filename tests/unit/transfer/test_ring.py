@@ -337,20 +337,22 @@ def test_a_cancelled_store_reads_no_more_blocks(tmp_path: Path) -> None:
         ring.close()
 
 
-@pytest.mark.behaviour("R014")
-def test_the_first_kernel_follows_the_engines_event(tmp_path: Path) -> None:
+@pytest.mark.behaviour("R014", "D001")
+@pytest.mark.parametrize("direction", list(Direction))
+def test_the_first_kernel_follows_the_engines_event(tmp_path: Path, direction: Direction) -> None:
     engine = device(tmp_path)
-    seen: list[tuple[int, int]] = []
-    engine.follow = lambda _, event: seen.append((event, engine.launches))  # type: ignore[method-assign]
+    seen: list[tuple[Direction, int, int]] = []
+    engine.follow = lambda *followed: seen.append((*followed, engine.launches))  # type: ignore[method-assign]
     with MoverRig(tmp_path, engine.ring) as rig:
         ring = rig.ready().join(engine)
-        rig.grant(b"g", Direction.STORE, places(4), CHUNK)
+        rig.grant(b"g", direction, places(4), CHUNK)
         after = job(4)
         after.after = 77
 
-        ring.store(after, soon())
+        (ring.store if direction is Direction.STORE else ring.load)(after, soon())
 
-        assert seen == [(77, 0)], "before anything is launched"
+        assert seen == [(direction, 77, 0)], "before anything is launched"
+        assert engine.launches
         ring.close()
 
 
