@@ -52,7 +52,7 @@ class RingKeeper:
         self._again_at_s: float | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="kvpool-ring", daemon=True)
-        self.reason = "the ring is not joined yet"
+        self.reason = "no mover is joined yet"
         """Why chunks do not go through the ring, for people; empty while they do."""
 
     def begin(self, link: Link) -> None:
@@ -186,7 +186,7 @@ class RingKeeper:
     def _over(self, reason: str, *, joined: bool) -> None:
         """The mover is gone: register again, with a new generation, or without the ring if it never worked."""
         self.reason = reason or "its mover ended"
-        log.warning("kvpool: the ring's mover ended: %s", self.reason)
+        log.warning("kvpool: the mover ended: %s", self.reason)
         if not joined:
             self._refused = self.reason if self._port.mode is Mode.RING else f"not mapped: {self.reason}"
             self._again_at_s = monotonic() + self._again_s
