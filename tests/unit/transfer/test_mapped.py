@@ -233,6 +233,48 @@ def test_jobs_that_follow_each_other_end_in_their_order_with_their_own_chunks(tm
         mover.close()
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_random_jobs_revocations_and_cancels_show_no_wrong_byte(tmp_path: Path, seed: int) -> None:
+    """Whatever is said to be moved is the right bytes, and no other block or chunk has changed."""
+    rng = np.random.default_rng(seed)
+    cache = FileCache(tmp_path, [(planes(gap=int(rng.integers(2)) * 32), PER_CHUNK)], virtual=bool(seed % 2))
+    with MoverRig(tmp_path, staging(int(rng.integers(160, 3 * CHUNK)), slots=int(rng.integers(1, 4)))) as rig:
+        mover = join(rig.ready(), cache)
+        arena = [b"\xdd" * CHUNK for _ in range(16)]
+        for number in range(25):
+            count, name = int(rng.integers(1, 6)), number.to_bytes(4, "little")
+            ids = some_ids(count, seed=int(rng.integers(1000)))
+            if rng.integers(2):
+                ids = np.sort(ids.ravel()).reshape(ids.shape)
+            where = rng.permutation(16)[:count].tolist()
+            direction = Direction.STORE if rng.integers(2) else Direction.LOAD
+            made = job(ids, name)
+            if rng.integers(4):
+                rig.grant(name, direction, [(0, n * CHUNK) for n in where], CHUNK)
+            else:
+                rig.mover.revoke(name, time.monotonic())
+                rig.until(lambda name=name: any(r.grant == name for r in rig.revoked))
+            if not rng.integers(4):
+                assert made.cancel(0.0)
+            before = [storage.copy() for storage in cache.storages]
+
+            lost = run(mover, direction, made, soon())
+
+            for chunk, place in enumerate(where):
+                if chunk in lost:
+                    continue
+                if direction is Direction.STORE:
+                    arena[place] = expected(cache, ids[chunk])
+                else:
+                    data = np.frombuffer(arena[place], dtype=np.uint8)
+                    reference.scatter_blocks(before, cache.layouts[0][0], ids[chunk], 0, data)
+            assert [rig.bytes_at(0, n * CHUNK, CHUNK) for n in range(16)] == arena
+            for storage, wanted in zip(cache.storages, before, strict=True):
+                assert (storage == wanted).all()
+        assert {"kernel", "copies"} & set(cache.ways)
+        mover.close()
+
+
 def test_a_job_waits_for_the_engines_event_before_the_mover_hears_of_it(tmp_path: Path) -> None:
     cache = FileCache(tmp_path, [(planes(), PER_CHUNK)])
     heard: list[list[str]] = []
