@@ -24,7 +24,7 @@ Pod = dict[str, Any]
 def body(
     name: str, *, pool: str = "a", labels: Pod | None = None, annotations: Pod | None = None, **fields: Any
 ) -> Pod:
-    container = {"name": "vllm", "image": "vllm/vllm-openai:v0.32.0", "args": ["--model", "m"], **fields}
+    container = {"name": "vllm", "image": "registry.example/team/vllm:v0.32.0", "args": ["--model", "m"], **fields}
     metadata = {"name": name, "labels": {"kvpool.dev/pool": pool, **(labels or {})}, "annotations": annotations or {}}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}}
 

@@ -42,6 +42,7 @@ class Note(StrEnum):
     STREAMED_INSTEAD = "StreamedInstead"
     PYTHONPATH_UNKNOWN = "PythonPathUnknown"
     PAYLOAD_SKEW = "PayloadSkew"
+    CONNECTOR_MISSING = "ConnectorMissing"
     HOST_NAMES = "HostNames"
 
 
@@ -76,5 +77,7 @@ REMEDIES: Final[dict[Skip | Note, str]] = {
     Note.PYTHONPATH_UNKNOWN: "PYTHONPATH comes from elsewhere and was left alone; add /opt/kvpool to it by hand",
     Note.HOST_NAMES: "the pod has the host's network and so the host's name service, which knows no Services; set its "
     "dnsPolicy to ClusterFirstWithHostNet",
+    Note.CONNECTOR_MISSING: "vLLM's published image has no connector and the pool brings none: the engine will not "
+    "start; set the pool's clients.payload, or the pod's annotation kvpool.dev/payload: none if the image has it",
     Note.PAYLOAD_SKEW: "the payload is more than one minor version away from the operator; use one that is closer",
 }

@@ -27,6 +27,7 @@ POOL_NAMESPACE: Final = "kvpool.dev/pool-namespace"
 PAYLOAD: Final = "kvpool.dev/payload"
 
 _VERSION: Final = re.compile(r":v?(\d+)\.(\d+)(\.|-|$)")
+_PUBLISHED: Final = re.compile(r"(^|/)vllm/vllm-openai([:@]|$)")
 _LEFT_ALONE: Final = {
     Program.SHELL: Note.SHELL_COMMAND,
     Program.RAY: Note.RAY,
@@ -144,7 +145,8 @@ def _changed(pod: dict[str, Any], known: Situation, pool: Pool) -> tuple[Note, .
     containers = [pod["spec"]["containers"][index] for index in found]
     labels = pod["metadata"].get("labels") or {}
     client = _client(known, pool, socket=socket)
-    notes += [_configure(container, labels, client, pool) for container in containers]
+    said = [_configure(container, labels, client, pool) for container in containers]
+    notes += [*said, _missing(pod, pool, [c for c, note in zip(containers, said, strict=True) if note is None])]
     if (taken := parts.add_volumes(pod, containers, pool, socket=socket)) is not None:
         return taken
     parts.add_memory(pod, containers)
@@ -194,11 +196,23 @@ def _bring(
     pod: dict[str, Any], containers: list[dict[str, Any]], known: Situation, pool: Pool
 ) -> list[Note | None] | Skip:
     payload = pool.spec.clients.payload
-    if payload is None or (pod["metadata"].get("annotations") or {}).get(PAYLOAD) == "none":
+    if payload is None or _declines(pod):
         return []
     image = payload.image or known.payload_image
     result = parts.add_payload(pod, containers, payload, image)
     return result if isinstance(result, Skip) else [result, Note.PAYLOAD_SKEW if _far_apart(image) else None]
+
+
+def _declines(pod: Mapping[str, Any]) -> bool:
+    """True if the pod says that its image has the connector."""
+    return bool((pod["metadata"].get("annotations") or {}).get(PAYLOAD) == "none")
+
+
+def _missing(pod: Mapping[str, Any], pool: Pool, containers: Iterable[Mapping[str, Any]]) -> Note | None:
+    """A note if one of *containers*, whose engines are told to use the connector, cannot have it."""
+    if pool.spec.clients.payload is not None or _declines(pod):
+        return None
+    return Note.CONNECTOR_MISSING if any(_PUBLISHED.search(str(c.get("image"))) for c in containers) else None
 
 
 def _far_apart(image: str) -> bool:

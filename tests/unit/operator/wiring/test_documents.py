@@ -27,7 +27,7 @@ def test_its_example_is_wired_by_its_label_alone() -> None:
     (text,) = re.findall(r"^```yaml\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
     template = yaml.safe_load(text)["spec"]["template"]
 
-    outcome = wire(template, situation("near"))
+    outcome = wire(template, situation("copied"))
 
     assert (outcome.skip, outcome.notes) == (None, ())
     assert any(o["path"].startswith("/spec/containers/0/args") for o in outcome.patch)

@@ -360,3 +360,23 @@ def test_a_pod_that_comes_before_its_pool_gets_the_connector_that_the_pool_may_b
 
     assert copiers(pod(SERVE)) == ["kvpool-payload:0.1.0"]
     assert copiers(pod(SERVE, annotations={"kvpool.dev/payload": "none"})) == []
+
+
+@pytest.mark.parametrize(
+    ("image", "where", "noted"),
+    [
+        ("vllm/vllm-openai:v0.32.0", "near", True),
+        ("docker.io/vllm/vllm-openai@sha256:0", "near", True),
+        ("mirror.example/vllm/vllm-openai", "near", True),
+        ("registry.example/team/vllm-openai:v0.32.0", "near", False),
+        ("registry.example/vllm/vllm-openai-kvpool:1", "near", False),
+        ("vllm/vllm-openai:v0.32.0", "copied", False),
+    ],
+)
+def test_a_published_image_that_gets_no_connector_is_told(image: str, where: str, noted: bool) -> None:
+    def notes(**annotations: str) -> tuple[Note, ...]:
+        named = {f"kvpool.dev/{key}": value for key, value in annotations.items()}
+        return wire(pod(container(image=image, args=["--model", "m"]), annotations=named), situation(where)).notes
+
+    assert (Note.CONNECTOR_MISSING in notes()) is noted
+    assert Note.CONNECTOR_MISSING not in notes(payload="none")
