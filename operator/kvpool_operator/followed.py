@@ -25,11 +25,11 @@ def l1_resized(pool: Pool, seen: Observed) -> Finding:
     return Finding("True", "AsAsked", f"{len(told)} servers have the L1 that the spec asks for{rest}")
 
 
-def settings_followed(seen: Observed, *, before: bool) -> Finding:
+def settings_followed(seen: Observed, before: str) -> Finding:
     """The condition SettingsFollowed.
 
     Whoever did not answer for once, or is of another version, which names settings otherwise, is not judged; but it
-    takes a word from all of them until this is true again (*before*: it was).
+    takes a word from all of them until what was false or unknown *before* is true.
     """
     told = [s for s in seen.stats if s.live_digest and s.version == __version__]
     if not told:
@@ -40,9 +40,10 @@ def settings_followed(seen: Observed, *, before: bool) -> Finding:
         return Finding("False", "Refused", f"{len(refusing)} servers do not follow the spec, first {node}: {why}")
     asked = {s.node for s in seen.servers if s.ready and s.reachable and not s.deleting} | {s.node for s in told}
     follow = {s.node for s in told} - behind.keys()
-    if pending := sorted(behind if before else asked - follow):
-        text = f"{len(pending)} of {len(asked)} servers have former settings, or have not told theirs"
-        return Finding("False", "Spreading", f"{text}, first {pending[0]}")
+    if pending := sorted(behind if before == "True" else asked - follow):
+        text = f"{len(pending)} of {len(asked)} servers have former settings or have not told, first {pending[0]}"
+        known = behind or before == "False"
+        return Finding("False", "Spreading", text) if known else Finding("Unknown", "NotReported", text)
     return Finding("True", "ByAllServers", f"{len(follow)} servers admit, share and log as the spec says")
 
 

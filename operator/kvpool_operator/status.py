@@ -83,7 +83,7 @@ def _servers(seen: Observed) -> Servers:
 def _findings(
     pool: Pool, seen: Observed, servers: Servers, progress: Progress, problems: int, before: PoolStatus
 ) -> dict[str, Finding]:
-    followed = any(c.type == "SettingsFollowed" and c.status == "True" for c in before.conditions)
+    former = {c.type: c.status for c in before.conditions}
     found = {
         "ConfigValid": _config_valid(seen),
         "Available": _available(seen, servers),
@@ -91,7 +91,7 @@ def _findings(
         "Degraded": _degraded(servers, progress, problems),
         "GPUAccessReady": gpu_access(pool, seen),
         "L1Resized": l1_resized(pool, seen),
-        "SettingsFollowed": settings_followed(seen, before=followed),
+        "SettingsFollowed": settings_followed(seen, former.get("SettingsFollowed", "Unknown")),
         "ClientsWired": _clients_wired(seen),
         "Hitting": hitting(seen),
     }

@@ -257,7 +257,7 @@ def test_settings_are_followed_when_every_server_of_this_version_says_so() -> No
         assert (followed(silent).status, followed(silent).reason) == ("Unknown", "NotReported")
     assert (followed(there).status, followed(there).reason) == ("True", "ByAllServers")
     assert (followed(there, behind).status, followed(there, behind).reason) == ("False", "Spreading")
-    assert "1 of 2 servers have former settings, or have not told theirs, first b" in followed(there, behind).message
+    assert "1 of 2 servers have former settings or have not told, first b" in followed(there, behind).message
     refusing = followed(there, behind, stats("c", live_digest="old", refused="l1.quotas: 1.2"))
     assert (refusing.status, refusing.reason) == ("False", "Refused")
     assert "first c: l1.quotas" in refusing.message
@@ -277,7 +277,12 @@ def test_who_does_not_say_what_it_follows_is_waited_for_after_a_change_and_then_
         return result, condition(result, "SettingsFollowed")
 
     there = stats("n1", live_digest="new")
-    waiting, said = after(PoolStatus(), there, *other)
+    young, said = after(PoolStatus(), there, *other)
+    assert (said.status, said.reason) == ("Unknown", "NotReported"), "a pool that has just been made is no trouble"
+    assert after(young, there, *other)[1].status == "Unknown"
+    changed, said = after(young, there, stats("n2", live_digest="old"))
+    assert (said.status, said.reason) == ("False", "Spreading")
+    waiting, said = after(changed, there, *other)
     assert (said.status, said.reason) == ("False", "Spreading")
     assert "1 of 2 servers" in said.message
     assert "n2" in said.message
