@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fixed cost of a job that goes through the ring: what is left when kernels and copies are of a few bytes.
+"""The fixed cost of a job that goes through the ring: what it takes beside the time that its bytes need on the link.
 
-    python -m tests.bench.ring_job [--rounds 5] [--against FOLDER] [--json build/ring-job.json]
+    python -m tests.bench.ring_job [--rounds 30] [--against FOLDER] [--json build/ring-job.json]
 
-A real server, a real mover process with a device of the tests and a client, on CPU. A job has 64 moves, as one of
-2 GiB has on a GPU, and 64 or 512 chunks. One request alone: from the client's call to its end, to the first move in the
-mover, and from the last move's end to the end that counts. Jobs in a row: one is always under way and the next is asked
-for; the gap is from the last move's end of one to the first move of the next. *against*: the folder ``cacheserver`` of
-another state of kvpool; both are measured in turns, and the ratios stand in the table. All bytes are compared, before
-and after.
+A real server, a real mover process and a client, on CPU. Kernels and copies are of a few bytes; the mover's device is
+one of the tests, whose link is busy for 0.3 ms with each slot. A job has 64 slots' contents, as one of 2 GiB has on a
+GPU, and 64 or 512 chunks. One request alone: from the client's call to its end, until the link is busy, from the moment
+when all bytes were moved on, and how long the link was idle between these. Jobs in a row: one is always under way and
+the next is asked for; the gap is the time that the link is idle between two. *against*: the folder ``cacheserver`` of
+another checkout, whose fakes are used with it: both run all the time and are measured in turns, a few jobs each, and
+the ratio is the median of what the rounds' medians give. All bytes are compared, before and after.
 """
 
 import argparse
@@ -16,14 +17,17 @@ import itertools
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
-from tests.bench.ring_job_rig import ROOT, TURNS, new_keys, processor_s, running
+from tests.bench.ring_job_rig import COPY_S, ROOT, TURNS, new_keys, processor_s, running
 
 import kvpool
 from kvpool.cli.bench.results import BenchReport, Cell, spread, table
@@ -33,42 +37,46 @@ from kvpool.transfer.mover.messages import Direction
 HERE = ROOT / "cacheserver"
 CHUNKS = (64, 512)
 DEPTH = 2
+BYTES_S = TURNS * COPY_S
 WHAT = {
-    "total": "one {way} alone, from the call to its end",
-    "first": "of it until its first move is in the mover",
-    "last": "of it from the last move's end on",
-    "moves": "of it between these two",
-    "gap": "{way}s in a row, from one's last move to the next one's first",
-    "each": "{way}s in a row, time for each",
-    "client-cpu": "processor time in the client, {way}s in a row",
-    "server-cpu": "in the server",
-    "mover-cpu": "in the mover",
+    "fixed": "one {way} alone, from the call to its end, without the time of its bytes",
+    "first": "of it until the link is busy",
+    "last": "of it after the last byte",
+    "idle": "of it with an idle link between these two",
+    "gap": "{way}s in a row, idle link between two",
+    "row-idle": "{way}s in a row, idle link for each, all in all",
+    "client-cpu": "processor time of the client for each of them",
+    "server-cpu": "of the server",
+    "mover-cpu": "of the mover",
 }
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--jobs", type=int, default=40, help="in each round, alone and in a row")
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--jobs", type=int, default=6, help="in each round, alone and in a row")
     parser.add_argument("--against", type=Path)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
     o = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that nothing is left running
     if o.one:
-        sys.stdout.write(json.dumps({chunks: measured(o.one, chunks, o.jobs) for chunks in CHUNKS}))
+        serve(int(o.one), o.jobs)
         return 0
     states = {"": HERE} | ({"former-": o.against.resolve()} if o.against else {})
-    samples: dict[str, list[float]] = {}
-    compared = 0
-    for number in range(o.rounds):
-        for label, code in states.items():
-            sys.stderr.write(f"bench ring-job: round {number + 1} of {o.rounds}, {code}\n")
-            for chunks, found in child(code, o.jobs).items():
-                compared += found.pop("compared")
-                for name, values in found.items():
-                    samples.setdefault(f"{label}{name}-{chunks}", []).extend(values)
+    samples: dict[str, list[list[float]]] = {}
+    with ExitStack() as stack:
+        children = {
+            (label, chunks): stack.enter_context(Child(code, chunks, o.jobs))
+            for chunks, (label, code) in itertools.product(CHUNKS, states.items())
+        }
+        for number in range(o.rounds):
+            sys.stderr.write(f"bench ring-job: round {number + 1} of {o.rounds}\n")
+            for (label, chunks), child in children.items():
+                for name, values in child.measured("more").items():
+                    samples.setdefault(f"{label}{name}-{chunks}", []).append(values)
+        compared = sum(child.measured("end")["compared"] for child in children.values())
     cells = [*results(samples, compared)]
     sys.stdout.write(f"{table(cells)}\n")
     if o.json:
@@ -79,25 +87,43 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def child(code: Path, jobs: int) -> dict:
-    """Measure the kvpool in *code* in a process of its own."""
-    command = [sys.executable, "-m", "tests.bench.ring_job", "--one", str(code), "--jobs", str(jobs)]
-    env = os.environ | {"PYTHONPATH": str(code)}
-    return json.loads(subprocess.run(command, env=env, cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout)
+class Child:
+    """A state of kvpool, running and measured in processes of its own."""
+
+    def __init__(self, code: Path, chunks: int, jobs: int) -> None:
+        command = [sys.executable, "-m", "tests.bench.ring_job", "--one", str(chunks), "--jobs", str(jobs)]
+        env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (code, code.parent, ROOT)))}
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, env=env, cwd=code.parent, stdin=pipe, stdout=pipe, text=True)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._process.communicate("")
+
+    def measured(self, what: str) -> dict:
+        """Ask for *more* samples, or for the *end*: how many bytes were compared."""
+        self._process.stdin.write(f"{what}\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline() or sys.exit("a process of the bench failed"))
 
 
-def measured(code: Path, chunks: int, jobs: int) -> dict:
-    """Return samples in milliseconds by name, and how many bytes were compared."""
-    assert Path(kvpool.__path__[0]).parent == code
+def serve(chunks: int, jobs: int) -> None:
+    """Write samples, in milliseconds by name, for each line that comes."""
+    code = Path(kvpool.__path__[0]).parent
     with running(code, chunks) as (client, pids):
-        for _ in range(3):
-            compared = client.checked()
-        found: dict[str, list[float]] = {}
-        for way in Direction:
-            alone(client, way, jobs, found)
-            in_a_row(client, way, jobs, pids, found)
-        compared += client.checked()
-    return found | {"compared": compared}
+        compared = sum(client.checked() for _ in range(3))
+        for line in sys.stdin:
+            found: dict[str, Any] = {}
+            if line == "end\n":
+                found["compared"] = compared + client.checked()
+            else:
+                for way in Direction:
+                    alone(client, way, jobs, found)
+                    in_a_row(client, way, jobs, pids, found)
+            sys.stdout.write(f"{json.dumps(found)}\n")
+            sys.stdout.flush()
 
 
 def known(client) -> bytes:
@@ -128,8 +154,8 @@ def alone(client, way: Direction, jobs: int, found: dict[str, list[float]]) -> N
         ended_s = client.wait(name)
         moves = client.moves(way)[0]
         first_s, last_s = moves[:, 0].min(), moves[:, 1].max()
-        parts = {"total": ended_s - called_s, "first": first_s - called_s, "last": ended_s - last_s}
-        for part, seconds in (parts | {"moves": last_s - first_s}).items():
+        parts = {"fixed": ended_s - called_s - BYTES_S, "first": first_s - called_s, "last": ended_s - last_s}
+        for part, seconds in (parts | {"idle": last_s - first_s - BYTES_S}).items():
             found.setdefault(f"{way}-{part}", []).append(1e3 * seconds)
 
 
@@ -138,34 +164,34 @@ def in_a_row(client, way: Direction, jobs: int, pids: dict[str, int], found: dic
     keys = known(client)
     wanted = [one_more(client, way, keys) for _ in range(jobs)]
     before = {who: processor_s(pid) for who, pid in pids.items()} | {"client": time.process_time()}
-    began_s = time.monotonic()
     for place, one in enumerate(wanted):
         if place >= DEPTH:
             client.wait(wanted[place - DEPTH][0])
         client.begin(*one)
     for one in wanted:
         client.wait(one[0])
-    each_s = (time.monotonic() - began_s) / jobs
     after = {who: processor_s(pid) for who, pid in pids.items()} | {"client": time.process_time()}
     moves = client.moves(way, jobs)
     gaps = 1e3 * (moves[1:, :, 0].min(axis=1) - moves[:-1, :, 1].max(axis=1))
     found.setdefault(f"{way}-gap", []).extend(gaps.tolist())
-    found.setdefault(f"{way}-each", []).append(1e3 * each_s)
+    found.setdefault(f"{way}-row-idle", []).append(1e3 * (moves.max() - moves.min() - jobs * BYTES_S) / jobs)
     for who, seconds in after.items():
         found.setdefault(f"{way}-{who}-cpu", []).append(1e3 * (seconds - before[who]) / jobs)
 
 
-def results(samples: dict[str, list[float]], compared: int):
-    """Yield a cell for each thing, with the former state's and the ratio of the medians where there is one."""
+def results(samples: dict[str, list[list[float]]], compared: int):
+    """Yield cells for each thing, with the former state's and the ratio where there is one."""
     for way, chunks, (part, text) in itertools.product(Direction, CHUNKS, WHAT.items()):
         name = f"{way}-{part}-{chunks}"
         make = partial(Cell, compared_bytes=compared, what=text.format(way=way), unit="ms")
-        now = spread(samples[name])
-        yield make(name=name, value=now.p50, spread=now)
-        if before := samples.get(f"former-{name}"):
-            former = spread(before)
-            yield make(name=f"{name}-former", value=former.p50, spread=former)
-            yield make(name=f"{name}-ratio", value=now.p50 / former.p50, unit="ratio")
+        rounds = {state: samples[f"{state}{name}"] for state in ("", "former-") if f"{state}{name}" in samples}
+        for state, values in rounds.items():
+            all_of_it = spread([*itertools.chain.from_iterable(values)])
+            yield make(name=f"{state}{name}", value=all_of_it.p50, spread=all_of_it)
+        if len(rounds) > 1:
+            medians = zip(*(map(statistics.median, values) for values in rounds.values()), strict=True)
+            ratio = statistics.median(now / former for now, former in medians)
+            yield make(name=f"{name}-ratio", value=ratio, unit="ratio")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: ARG002 - a port's signatures
 """What tests/bench/ring_job.py measures: a server, its mover and a client as processes, with kernels and copies of a
-few bytes each, and the times at which moves began and ended in the mover.
+few bytes each, whose copies take the time that a link would, and the times at which they began and ended.
 
 ``python -m tests.bench.ring_job_rig server --config FILE`` is the server, ``... mover CONTROL PARENT`` its mover.
 """
@@ -37,6 +36,9 @@ BLOCKS, BLOCK_BYTES = 16, 64
 """Of a chunk; so many blocks has a chunk of 256 tokens."""
 
 CHUNK_BYTES = BLOCKS * BLOCK_BYTES
+COPY_S = 0.0003
+"""Of a slot: half of what 32 MiB take on a link of 55 GB/s."""
+
 MOVES = 1 << 15
 PATIENCE_S = 60.0
 MIB = 1 << 20
@@ -58,25 +60,29 @@ class QuickEngineDevice(FakeEngineDevice):
             pages[ids] = held
 
 
-class MarkingMoverDevice(FakeMoverDevice):
-    """Writes down when each move began, and when its end was seen."""
+class LinkMoverDevice(FakeMoverDevice):
+    """Each direction has a link that is busy for ``COPY_S`` with a slot's bytes, one slot after the other."""
 
     def __init__(self, ring: Ring) -> None:
         super().__init__(ring)
         self._marks = Marks(path_of(ring).with_suffix(".marks"))
-        self._begun, self._ended = dict.fromkeys(Direction, 0), dict.fromkeys(Direction, 0)
+        self._count, self._free_s = dict.fromkeys(Direction, 0), dict.fromkeys(Direction, 0.0)
+        self._ends_s: dict[tuple[Direction, int], float] = {}
+        self._pause = threading.Event()
 
     def mark(self, direction, slot):
-        self._marks.times(direction)[self._begun[direction] % MOVES, 0] = time.monotonic()
-        self._begun[direction] += 1
+        begins_s = max(time.monotonic(), self._free_s[direction])
+        ends_s = self._free_s[direction] = self._ends_s[direction, slot] = begins_s + COPY_S
+        self._marks.times(direction)[self._count[direction] % MOVES] = begins_s, ends_s
+        self._count[direction] += 1
 
     def wait(self, direction, slot):
-        self._marks.times(direction)[self._ended[direction] % MOVES, 1] = time.monotonic()
-        self._ended[direction] += 1
+        while (left_s := self._ends_s[direction, slot] - time.monotonic()) > 0:
+            self._pause.wait(left_s)
 
 
 class Marks:
-    """Begin and end of each move of a mover, in their order, in a file."""
+    """Begin and end of each copy of a mover, in their order, in a file."""
 
     def __init__(self, path: Path) -> None:
         if not path.exists():
@@ -202,7 +208,7 @@ def main(role: str, *arguments: str) -> int:
         from kvpool.transfer.mover.process import MoverProcess, die_with_parent
 
         die_with_parent(int(arguments[1]))
-        MoverProcess(socket.socket(fileno=int(arguments[0])), MarkingMoverDevice).run()
+        MoverProcess(socket.socket(fileno=int(arguments[0])), LinkMoverDevice).run()
     from kvpool.config import decode_server
     from kvpool.server.compose import run_server
 
