@@ -163,9 +163,6 @@ class Mover:
             _close(descriptor)
             return
         self._outgoing.append((frame(message), descriptor))
-        # At once, so that it is there before what the client does next. A socket that is gone is the next turn's news.
-        with contextlib.suppress(OSError):
-            self._flush()
 
     def _flush(self) -> None:
         with contextlib.suppress(BlockingIOError):
