@@ -99,10 +99,13 @@ class Arena:
             context.register(view.ctypes.data, GIB)
 
     def rows(self, first: int, chunk: int) -> np.ndarray:
-        """Placements of one job's chunks, from segment *first* on."""
+        """Placements of one job's chunks, from segment *first* on, and a last one that is never moved.
+
+        The grant of a store ends when all of it came, and each job is measured many times.
+        """
         per = GIB // chunk
-        rows = np.zeros(2 * per, dtype=PLACEMENT)
-        number = np.arange(2 * per)
+        rows = np.zeros(2 * per + 1, dtype=PLACEMENT)
+        number = np.arange(len(rows)) % (2 * per)
         rows["memory"], rows["offset"] = first + number // per, number % per * chunk
         rows["length"], rows["disposition"] = chunk, Disposition.WRITE
         return rows

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ring with a mover process whose device is a file: real messages, real bytes, real deaths."""
 
+import itertools
 import os
 import signal
 import threading
@@ -270,7 +271,8 @@ def test_a_store_that_has_brought_all_ends_its_grant_by_itself(tmp_path: Path, s
         rig.grant(b"g", Direction.STORE, places(4), CHUNK, [(kind, bytes(16))] * 4)
         three = job(4)
         three.chunks = [0, 1, 3]
-        assert ring.store(three, soon()) == frozenset()
+        assert ring.store(three, soon()) == ring.store(three, soon()) == frozenset(), "what comes again is not the rest"
+        rig.flush()
         assert not rig.revoked
 
         last = job(4)
@@ -278,7 +280,7 @@ def test_a_store_that_has_brought_all_ends_its_grant_by_itself(tmp_path: Path, s
         assert ring.store(last, soon()) == frozenset()
 
         rig.until(lambda: bool(rig.revoked))
-        assert rig.revoked[0].moved_bytes == 4 * CHUNK
+        assert rig.revoked[0].moved_bytes == 7 * CHUNK
         assert [k for k, _ in checks_of(rig.revoked[0])] == [kind] * 4
         assert ring.store(last, soon()) == {2}, "nothing more is moved"
         rig.mover.revoke(b"g", time.monotonic())
@@ -476,8 +478,8 @@ def test_the_time_of_a_former_job_counts_while_the_next_one_is_begun(tmp_path: P
 
         assert first.lost is second.lost is None
         assert ring.retired
-        assert first.is_over()
-        assert second.is_over()
+        assert first.is_over
+        assert second.is_over
         ring.close()
 
 
@@ -576,13 +578,15 @@ def test_a_mover_that_dies_or_stops_at_any_time_leaves_whole_chunks_or_none(
     engine = device(tmp_path, slot_bytes=CHUNK)
     with MoverRig(tmp_path, engine.ring) as rig:
         ring = rig.ready().join(engine)
-        rig.grant(b"g", Direction.STORE, places(12), CHUNK)
+        names = itertools.count()
         thread = threading.Timer(0.002 * seed, lambda: os.kill(rig.mover.pid, sign))
         thread.start()
 
         def store_and_check() -> None:
+            grant = str(next(names)).encode()
+            rig.grant(grant, Direction.STORE, places(12), CHUNK)
             rig.regions[0].write_bytes(b"\xdd" * (1 << 20))
-            assert ring.store(job(12), time.monotonic() + 0.5) == frozenset()
+            assert ring.store(job(12, grant), time.monotonic() + 0.5) == frozenset()
             for number, (region, offset) in enumerate(places(12)):
                 assert rig.bytes_at(region, offset, CHUNK) == expected(engine, job(12).ids[number])
 

@@ -37,7 +37,6 @@ Place = tuple[int, int, int]
 class _Held:
     grant: Grant
     rows: NDArray[np.void]
-    granted_bytes: int
     checks: NDArray[np.void]
     """To be made or verified; stores: made ones are filled in, and ``made`` says which."""
 
@@ -45,6 +44,12 @@ class _Held:
     moved_bytes: int = 0
     revoked: bool = False
     """Also true once a store has brought all that was granted: nobody has to say so."""
+
+    missing_bytes: int = 0
+    """Stores: of what was granted."""
+
+    came: set[tuple[int, int]] = field(default_factory=set)
+    """Stores: chunk, and where a part of it begins that came."""
 
     filled: dict[int, int] = field(default_factory=dict)
     """Stores: bytes that came, by chunk whose checksum is to be made."""
@@ -56,11 +61,12 @@ class _Held:
     def kind(self, chunk: int) -> ChecksumKind:
         return ChecksumKind(int(self.checks["kind"][chunk])) if len(self.checks) else ChecksumKind.NONE
 
-    def count(self, moved_bytes: int) -> None:
-        """Count what was moved."""
-        self.moved_bytes += moved_bytes
-        if self.grant.direction is Direction.STORE and self.moved_bytes >= self.granted_bytes:
-            self.revoked = True
+    def note(self, move: Move) -> None:
+        """Note what a store's move brought; a part that comes again is none that was missing."""
+        parts = {(chunk, move.offset) for chunk in move.chunks} - self.came
+        self.came |= parts
+        self.missing_bytes -= len(parts) * move.length
+        self.revoked |= self.missing_bytes <= 0
 
     def end(self) -> Revoked:
         """Return what the server is told."""
@@ -90,8 +96,8 @@ class Grants:
     def add(self, grant: Grant) -> None:
         """Learn a grant."""
         rows = np.frombuffer(grant.rows, dtype=PLACEMENT)
-        granted_bytes = int(rows["length"][rows["disposition"] != 0].sum())
-        held = _Held(grant, rows, granted_bytes, np.frombuffer(grant.checks, dtype=CHECK).copy())
+        held = _Held(grant, rows, np.frombuffer(grant.checks, dtype=CHECK).copy())
+        held.missing_bytes = int(rows["length"][rows["disposition"] != 0].sum())
         with self._changed:
             self._held[grant.grant] = held
             self._changed.notify_all()
@@ -130,7 +136,7 @@ class Grants:
         with self._changed:
             held = self._held[grant]
             held.running -= 1
-            held.count(moved_bytes)
+            held.moved_bytes += moved_bytes
             return self._ended(held)
 
     # Checksums of what was moved. All of this between ``begin`` and ``end`` of some move.
@@ -143,6 +149,7 @@ class Grants:
         whole: list[tuple[int, Place]] = []
         with self._changed:
             held = self._held[move.grant]
+            held.note(move)
             for chunk in move.chunks:
                 if held.kind(chunk):
                     held.filled[chunk] = held.filled.get(chunk, 0) + move.length
