@@ -10,7 +10,7 @@ for the mover: what does not come costs a deadline.
 import itertools
 import queue
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -51,7 +51,7 @@ class _Lane:
     def start(self, job: RingJob, ends_s: float, finish: Callable[[RingJob], None]) -> None:
         """Begin a job."""
         job.start(ends_s, partial(finish, job))
-        self._jobs = [job, *(j for j in self._jobs if not j.is_over())]
+        self._jobs = [job, *(j for j in self._jobs if not j.is_over)]
         self.device.use()
         if job.after:
             self.device.follow(self.direction, job.after)
@@ -90,7 +90,7 @@ class _Lane:
             TimeoutError: the time of a job is up.
             PipeClosedError: there will be no answer.
         """
-        ends_s = min((job.ends_s for job in self._jobs if not job.is_over()), default=0.0)
+        ends_s = min([job.ends_s for job in self._jobs if not job.is_over], default=0.0)
         while True:
             message = self.pipe.receive(ends_s)
             if isinstance(message, Moved) and (known := self.under_way.pop(message.turn, None)) is not None:
@@ -194,7 +194,7 @@ class StoreLane:
 
     def _finish(self, job: RingJob) -> None:
         with self._lane.retiring():
-            while not job.is_over():
+            while not job.is_over:
                 self._take()
 
     def _launch(self, slot: int, job: RingJob, turn: Turn) -> None:
@@ -214,8 +214,6 @@ class LoadLane:
         self._lane = _Lane(Direction.LOAD, device, pipe, retire)
         self._filling = threading.Lock()
         self._turns: deque[tuple[RingJob, Turn]] = deque()
-        self._unanswered: Counter[RingJob] = Counter()
-        """Turns that the mover has to answer, also those that it was not asked for yet. The caller's thread."""
 
     def begin(self, job: RingJob, ends_s: float) -> None:
         """Load a job's chunks; returns once the mover was asked for the last of them.
@@ -247,16 +245,20 @@ class LoadLane:
         self._lane.close()
 
     def _finish(self, job: RingJob) -> None:
-        with self._lane.retiring():
-            while not job.is_over() and self._unanswered[job]:
-                self._take()
-            del self._unanswered[job]
+        lane, last = self._lane, list[tuple[int, RingJob]]()
+        with lane.retiring():
+            while job.unanswered and not job.is_over:
+                self._take(last)
+            for slot, other in last:
+                lane.device.wait(Direction.LOAD, slot)
+                other.end()
+                self._end_turn(slot, other)
             job.wait_over()
 
     def _want(self, job: RingJob, turns: Sequence[Turn]) -> None:
         """Put turns before all others that wait, and ask for as many as there are free slots."""
         job.expect(len(turns))
-        self._unanswered[job] += len(turns)
+        job.unanswered += len(turns)
         with self._filling:
             self._turns.extendleft((job, turn) for turn in reversed(turns))
             free = [self._lane.free.popleft() for _ in range(min(len(self._turns), len(self._lane.free)))]
@@ -278,18 +280,24 @@ class LoadLane:
             number = self._lane.number(slot, job, turn)
         self._lane.ask(number, slot, job, turn)
 
-    def _take(self) -> None:
-        """Scatter what the mover brought."""
+    def _take(self, last: list[tuple[int, RingJob]] | None = None) -> None:
+        """Scatter what the mover brought.
+
+        A kernel behind which nothing is to be asked goes on the list of *last*: the lane's thread need not wake for it.
+        """
         slot, job, turn, moved = self._lane.answer()
-        self._unanswered[job] -= 1
+        job.unanswered -= 1
         if moved.wrong:
             job.wrong.update(moved.wrong)
             self._want(job, turn.without(moved.wrong))
             self._end_turn(slot, job, moved.wrong)
         elif moved.error or not job.begin():
             self._end_turn(slot, job, turn.chunks)
-        else:
+        elif last is None or self._is_asking():
             self._lane.launch(slot, job, turn, partial(self._end_turn, slot, job))
+        else:
+            self._lane.device.launch(Direction.LOAD, slot, job, turn)
+            last.append((slot, job))
 
     def _end_turn(self, slot: int, job: RingJob, lost: Collection[int] = ()) -> None:
         self._fill(slot)

@@ -51,9 +51,15 @@ class RingJob:
     finish: Callable[[], None] = lambda: None
     """Waits for its end; by the thread that began it."""
 
+    is_over: bool = True
+    """True once it has ended."""
+
+    unanswered: int = 0
+    """Loads: turns that the mover has to answer, also those that it was not asked for yet. The caller's thread."""
+
     _failed: set[int] = field(default_factory=set)
     _left: int = 0
-    _ended: bool = True
+    _counting: threading.Lock = field(default_factory=threading.Lock)
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _launched: int = 0
     _cancelled: bool = False
@@ -61,34 +67,29 @@ class RingJob:
     def start(self, ends_s: float, finish: Callable[[], None]) -> None:
         """Begin; one turn is expected: that all of them are known."""
         self.ends_s, self.finish, self.lost = ends_s, finish, None
-        self._failed, self._left, self._ended = set(), 1, False
+        self._failed, self._left, self.unanswered, self.is_over = set(), 1, 0, False
 
     def expect(self, turns: int) -> None:
         """Count turns that are to come."""
-        with self._changed:
+        with self._counting:
             self._left += turns
 
     def ended(self, lost: Collection[int] = ()) -> None:
         """Count the end of a turn, of which *lost* did not get there; the last one ends the job."""
-        with self._changed:
-            self._failed.update(lost)
+        with self._counting:
+            if lost:
+                self._failed.update(lost)
             self._left -= 1
-            if self._left or self._ended:
+            if self._left or self.is_over:
                 return
             self.lost = frozenset(self._failed)
         self._tell()
 
     def stop(self) -> None:
         """End it: the ring is retired, and no kernel runs or will."""
-        with self._changed:
-            self._cancelled = True
-            if self._ended:
-                return
-        self._tell()
-
-    def is_over(self) -> bool:
-        """True once it has ended."""
-        return self._ended
+        self._cancelled = True
+        if not self.is_over:
+            self._tell()
 
     def wait_over(self) -> None:
         """Wait until it has ended.
@@ -97,12 +98,12 @@ class RingJob:
             TimeoutError: it has not, in its time.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: self._ended, max(0.0, self.ends_s - monotonic())):
+            if not self._changed.wait_for(lambda: self.is_over, max(0.0, self.ends_s - monotonic())):
                 raise TimeoutError("a kernel did not end in time")
 
     def _tell(self) -> None:
         with self._changed:
-            first, self._ended = not self._ended, True
+            first, self.is_over = not self.is_over, True
             self._changed.notify_all()
         if first and self.over is not None:
             self.over()
