@@ -237,6 +237,8 @@ def test_after_a_failed_load_the_request_sees_misses_until_its_end() -> None:
     bench.answered()
 
     bench.group.forget_failed("r")
+    bench.tick()
+    assert [link.pinned() for link in bench.links] == [set()] * 2
     bench.lookup()
 
     assert bench.group.answer("r") == Answer(0)

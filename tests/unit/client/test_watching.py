@@ -145,11 +145,15 @@ def test_without_a_server_nothing_is_said(router, server) -> None:
 
 
 @pytest.mark.behaviour("D120", "D122")
-def test_after_a_restart_only_what_was_lost_is_taken_back(router, server) -> None:
+@pytest.mark.parametrize("asked", [True, False])
+def test_after_a_restart_only_what_was_lost_is_taken_back(router, server, asked) -> None:
+    """Whether it ends a question, or comes between two."""
     server.store(1, 2, 3)
     settle(router, server)
+    if not asked:
+        server.answer()
     server.restart(keep={2, 3})
-    server.store(4)
+    server.store(4, 5, 6, 7)  # its journal is longer by now than the former one was
 
     changes = []
     for _ in range(4):
@@ -157,7 +161,7 @@ def test_after_a_restart_only_what_was_lost_is_taken_back(router, server) -> Non
         server.answer()
 
     assert next(c for c in changes if c.removed or c.stored).removed == (digest(1),)
-    assert router.index == {digest(n) for n in (2, 3, 4)}
+    assert router.index == {digest(n) for n in (2, 3, 4, 5, 6, 7)}
 
 
 def test_a_long_snapshot_counts_when_its_last_page_is_there(router, server) -> None:

@@ -16,7 +16,7 @@ from kvpool.connector.facts import disagreement
 from kvpool.connector.plan import WorkerFacts, decode
 from kvpool.connector.servers import placements
 from kvpool.connector.translate import registration
-from kvpool.model.identity import Mode
+from kvpool.model.identity import GroupKind, Mode
 from kvpool.model.keys import root_digest
 
 RECORDED = Path(__file__).resolve().parents[2] / "golden" / "vllm" / "two-stages-0.32.0.json"
@@ -48,6 +48,15 @@ def test_a_stage_that_says_nothing_makes_the_engine_uncached(stages: list[Worker
     del stages[silent]
 
     assert disagreement(stages) == f"2 pipeline stages are expected, and [{1 - silent}] have a worker"
+
+
+def test_stages_whose_groups_are_of_different_kinds_are_not_cached_together(stages: list[WorkerFacts]) -> None:
+    """One lookup would mean something else in each of them."""
+    windows = tuple(msgspec.structs.replace(g, kind=GroupKind.WINDOW, window_tokens=8) for g in stages[1].groups)
+
+    words = disagreement([stages[0], msgspec.structs.replace(stages[1], groups=windows)])
+
+    assert words == "the ranks' caches differ in the kinds of their groups"
 
 
 def test_stages_of_different_models_are_not_cached_together(stages: list[WorkerFacts]) -> None:
