@@ -40,6 +40,7 @@ PATIENCE = float(os.environ.get("KVPOOL_TEST_PATIENCE", "1"))
 
 START_S, ANSWER_S, STOP_S = 150.0 * PATIENCE, 100.0 * PATIENCE, 15.0
 MIB = 1 << 20
+SHM = Path("/dev/shm")
 
 
 def until(condition: Callable[[], object], timeout_s: float, what: str) -> object:
@@ -49,6 +50,14 @@ def until(condition: Callable[[], object], timeout_s: float, what: str) -> objec
         assert monotonic() < ends_s, f"{what} did not happen within {timeout_s} s"
         pause.wait(0.02)
     return value
+
+
+def sweep(shm: Path = SHM) -> None:
+    """Remove the memory of servers whose tests were killed; the number in its name is the tests' process."""
+    for left in shm.glob("kvpool-test-*-*"):
+        owner = left.name.split("-")[2]
+        if owner.isdigit() and not Path("/proc", owner).exists():
+            shutil.rmtree(left, ignore_errors=True)
 
 
 class Node:
@@ -190,7 +199,8 @@ class Server:
         self.node = node
         self.socket = folder / "kv.sock"
         self.address = f"ipc://{self.socket}"
-        self.memory = Path("/dev/shm") / f"kvpool-test-{os.getpid()}-{folder.name}"
+        sweep()
+        self.memory = SHM / f"kvpool-test-{os.getpid()}-{folder.name}"
         self._group: Group | None = None
         self._probe: Link | None = None
         self._config = folder / "server.json"
