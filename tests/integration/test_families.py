@@ -65,3 +65,11 @@ def test_the_operations_face_is_there_too(place: Place) -> None:
     assert connection.getresponse().status == 200
     assert operations.startswith("["), "an address in brackets, as a URL wants it"
     connection.close()
+
+
+@pytest.mark.timeout(60)
+def test_an_address_of_the_old_family_is_told_as_it_was_given(tmp_path: Path) -> None:
+    with Place(tmp_path, "127.0.0.1").process as process:
+        told = until(lambda: process.endpoints, 30)
+
+        assert all(address.startswith("tcp://127.0.0.1:") for address in told), told

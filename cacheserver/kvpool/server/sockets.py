@@ -6,6 +6,7 @@ count from the next bind on), but it does not tell which endpoint a message came
 is a fact: a plain bulk port can never carry a Hello, and routing ids of one endpoint never meet those of another.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
@@ -32,6 +33,9 @@ _RECEIVE_QUEUE: Final = 64
 _LINGER_MS: Final = 250
 _HANDSHAKE_MS: Final = 10_000
 _TCP_SILENT_MS: Final = 10_000
+
+_MAPPED: Final = re.compile(r"\[::ffff:([0-9.]+)\]")
+"""How zmq writes an address of the old family."""
 
 # As plain numbers: every operation on the enumerations' members costs some microseconds.
 _AT_ONCE: Final = int(zmq.NOBLOCK)
@@ -224,7 +228,7 @@ class Frontend:
             raise ListenError(f"{setting}: {address}: {e.strerror}; free it or name another") from e
         bound = router.get(zmq.LAST_ENDPOINT)
         assert isinstance(bound, bytes)
-        self.endpoints.append(bound.rstrip(b"\0").decode())
+        self.endpoints.append(_MAPPED.sub(r"\1", bound.rstrip(b"\0").decode()))
 
 
 def curve_pair() -> tuple[bytes, bytes]:
