@@ -105,10 +105,13 @@ class JoinedEngineRing:
     def move(self, work: RingWork) -> RingJob | MappedJob:
         """See JoinedRing."""
         chunks, whole = work.block_ids.shape
-        skip = np.clip(work.skip_blocks - np.arange(chunks) * whole, 0, whole)
-        wanted = np.full(work.block_ids.shape, NOWHERE, dtype=np.int64)
-        numbers = np.asarray(work.chunks, dtype=np.int64)
-        wanted[numbers] = work.block_ids[numbers]
+        wanted, skip = work.block_ids, None
+        if work.skip_blocks:
+            skip = np.clip(work.skip_blocks - np.arange(chunks) * whole, 0, whole)
+        if len(work.chunks) < chunks:
+            wanted = np.full(work.block_ids.shape, NOWHERE, dtype=np.int64)
+            numbers = np.asarray(work.chunks, dtype=np.int64)
+            wanted[numbers] = work.block_ids[numbers]
         ids = slot_ids(wanted, self._layouts[work.group].blocks, null_block=NOWHERE, skip=skip)
         job = self._make(
             group=work.group, grant=work.grant, ids=ids, chunks=work.chunks, after=work.after, read=work.read

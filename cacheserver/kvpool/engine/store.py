@@ -29,7 +29,9 @@ Kinds = int | NDArray[np.uint8]
 _WRITE, _PENDING, _PRESENT = int(Disposition.WRITE), int(Disposition.PENDING), int(Disposition.PRESENT)
 _STORED, _ABANDONED = int(Disposition.STORED), int(Disposition.ABANDONED)
 
-_KINDS = np.array(list(ChecksumKind), dtype=np.uint8)
+_KNOWN = np.isin(np.arange(256), list(ChecksumKind))
+"""For each number whether it is a kind of checksum."""
+
 _LAST_CHUNK = (1 << 31) - 1
 
 
@@ -264,7 +266,7 @@ def _frames(
     sums = np.frombuffer(checksums, dtype=np.uint8)
     if len(marks) != count or len(sums) not in (count * CHECKSUM_BYTES, 0) or (kinds.any() and not len(sums)):
         raise Malformed(f"{len(marks)} marks and {len(sums)} bytes of checksums for {count} chunks")
-    if len(kinds) != count or not np.isin(kinds, _KINDS).all():
+    if len(kinds) != count or not _KNOWN[kinds].all():
         raise Malformed(f"checksum kinds {np.unique(kinds).tolist()} are not all known here, or not one a chunk")
     if not len(sums):
         sums = np.zeros(count * CHECKSUM_BYTES, dtype=np.uint8)
