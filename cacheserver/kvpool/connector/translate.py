@@ -109,6 +109,8 @@ def engine_facts(vllm: Any, cache: Any, *, hash_tokens: int, fingerprints: Path 
     _check_features(vllm)
     strategy = _strategy(vllm.parallel_config, int(cache.kv_tp_replicas))
     groups = tuple(_groups(cache, strategy))
+    if vllm.speculative_config is not None and any(group.kind is GroupKind.STATE for group in groups):
+        raise NotCacheable("recurrent states with speculative decoding are not supported")
     algorithm = vllm.cache_config.prefix_caching_hash_algo
     hash_tokens = hash_tokens if algorithm in _WIDE_HASHES else 0
     name = vllm.model_config.model
@@ -206,8 +208,6 @@ def _check_states(specs: Iterable[Any]) -> None:
                 f"recurrent states in cache mode {spec.mamba_cache_mode} are not supported, only in align "
                 "(--mamba-cache-mode align, with prefix caching)"
             )
-        if spec.num_speculative_blocks:
-            raise NotCacheable("recurrent states with speculative decoding are not supported")
 
 
 def _specs(spec: Any) -> Iterator[Any]:

@@ -33,7 +33,7 @@ GROUPS = (GroupFacts(planes=PLANES, block_tokens=BLOCK),)
 
 
 def states(**changes):
-    return MambaSpec(**({"block_size": 4 * BLOCK, "mamba_cache_mode": "align", "num_speculative_blocks": 0} | changes))
+    return MambaSpec(**({"block_size": 4 * BLOCK, "mamba_cache_mode": "align"} | changes))
 
 
 def facts_of(**changes):
@@ -106,7 +106,13 @@ def test_drafts_that_keep_no_cache_change_nothing(method) -> None:
             "mix FullAttentionSpec and SlidingWindowSpec",
         ),
         ({"cache__kv_cache_groups": [group(states(mamba_cache_mode="all"))]}, "cache mode all"),
-        ({"cache__kv_cache_groups": [group(states(num_speculative_blocks=1))]}, "states with speculative"),
+        (
+            {
+                "speculative_config": SimpleNamespace(method="ngram"),
+                "cache__kv_cache_groups": [group(FullAttentionSpec(block_size=BLOCK)), group(states())],
+            },
+            "states with speculative",
+        ),
         ({"cache__kv_cache_groups": [group(FullAttentionSpec(block_size=4), enable_kv_transfer=False)]}, "to itself"),
         (
             {"cache__kv_cache_groups": [group(FullAttentionSpec(block_size=4, prefix_cacheable=False))]},
