@@ -11,6 +11,8 @@ from time import perf_counter
 import pytest
 from tests.engine.harness import HttpEngine, connector, server
 
+from kvpool.cli.engine import metrics_of, view_of
+
 log = logging.getLogger("kvpool.tests")
 
 TIMES_SOONER = 5
@@ -74,6 +76,9 @@ def test_a_new_server_process_loads_and_its_first_token_comes_sooner(
         again = chat(other, text)
         assert ask(other, prompts[0], 8)[0] == longer
         assert other.metric("vllm:kvpool_loads_total") == 4
+        seen = view_of(metrics_of(other.url))
+        assert [(s["server"], s["state"]) for s in seen.servers] == [(cache.address, "up")]
+        assert (seen.uncached, seen.numbers["loads"]) == ((), 4)
         assert other.metric("vllm:kvpool_failed_loads_total") == 0
         assert other.metric("vllm:kvpool_uncached") == 0
         assert other.metric("vllm:external_prefix_cache_hits_total") >= 3 * 2048

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from tests.engine.harness import Node, Nodes, Pool, Server, TwoNodeEngine, connector, server, until
 
+from kvpool.cli.engine import metrics_of, view_of
+
 pytestmark = [
     pytest.mark.skipif(not Nodes.allowed(), reason="needs the right to make network namespaces (root)"),
     pytest.mark.timeout(400),
@@ -96,11 +98,15 @@ def test_a_killed_server_costs_a_recompute_and_comes_back_with_its_part(
     servers[1].kill()
     alone = engine.complete(made)
     until(lambda: engine.complete(prompt("tick", 20)) and engine.metric("vllm:kvpool_servers_down") == 1, 30, "notice")
+    seen = view_of(metrics_of(engine.url)).servers
     reset(engine)
     servers[1].start()
     until(lambda: servers[1].statistics().clients >= 3, 60, "the return of the rank and the scheduler")
     until(lambda: engine.complete(prompt("tock", 20)) and engine.metric("vllm:kvpool_servers_down") == 0, 30, "return")
     loaded = engine.complete(made)
 
+    assert [s["server"].partition("#")[0] for s in seen if s["state"] == "up"] == [servers[0].address]
+    assert len(seen) == 2
+    assert {s["state"] for s in view_of(metrics_of(engine.url)).servers} == {"up"}
     assert (cold["cached"], alone["cached"], loaded["cached"]) == (0, 0, 1024)
     assert cold["tokens"] == alone["tokens"] == loaded["tokens"]

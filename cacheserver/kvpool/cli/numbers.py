@@ -9,7 +9,7 @@ from typing import Final
 from kvpool.model.identity import ClientKind
 from kvpool.wire.messages import Statistics
 
-__all__ = ["Numbers", "by_label", "numbers_of", "total"]
+__all__ = ["Numbers", "by_label", "labels_of", "numbers_of", "total"]
 
 CLIENTS: Final = "kvpool_clients"
 LOOKUPS: Final = "kvpool_lookups_total"
@@ -93,8 +93,12 @@ def by_label(counters: Mapping[str, float], name: str, label: str) -> dict[str, 
     """Return one metric's values by one label, without the zeros."""
     found: dict[str, int] = {}
     for series, value in counters.items():
-        base, _, labels = series.partition("{")
-        if base == name and value:
-            key = dict(_LABEL.findall(labels)).get(label, "")
+        if series.partition("{")[0] == name and value:
+            key = labels_of(series).get(label, "")
             found[key] = found.get(key, 0) + int(value)
     return found
+
+
+def labels_of(series: str) -> dict[str, str]:
+    """Return the labels of one series, as it stands on a page of metrics."""
+    return dict(_LABEL.findall(series))

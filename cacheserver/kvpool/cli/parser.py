@@ -18,7 +18,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"kvpool {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _server(_command(commands, "server", "Run a cache server until SIGTERM or Ctrl-C."))
-    _status(_command(commands, "status", "Show what a server holds, and in words why it does not hit."))
+    _status(
+        _command(
+            commands,
+            "status",
+            "Show what a server holds, and in words why it does not hit; or how an engine stands to its servers.",
+        )
+    )
     _keys(_command(commands, "keys", "Make a CURVE key pair for a server that listens on TCP."))
     doctor = _command(commands, "doctor", "Look for what would stop kvpool from working on this machine.")
     doctor.set_defaults(module="kvpool.cli.doctor.command")
@@ -65,6 +71,9 @@ def _server(parser: argparse.ArgumentParser) -> None:
 def _status(parser: argparse.ArgumentParser) -> None:
     _connection(parser)
     parser.add_argument("--admin", metavar="SOCKET", help="the server's admin socket: also shows the clients")
+    parser.add_argument(
+        "--engine", metavar="URL", help="a vLLM server's address: shows how it stands to its cache servers, instead"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.add_argument(
         "--watch",

@@ -1,22 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kvpool status`: what a server holds, and in words why it does not hit."""
+"""`kvpool status`: what a server holds, and in words why it does not hit; or how an engine stands to its servers."""
 
 import argparse
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
 
 from kvpool.cli.admin import clients_of, movers_of
 from kvpool.cli.connect import Probe
+from kvpool.cli.engine import EngineView, metrics_of, view_of
+from kvpool.cli.errors import UsageError
 from kvpool.cli.numbers import Numbers, numbers_of
 from kvpool.cli.settings import client_config
 from kvpool.cli.verdict import Verdict, judge
 from kvpool.wire.messages import Statistics
 
-__all__ = ["as_json", "as_text", "run"]
+__all__ = ["as_json", "as_text", "engine_as_text", "run"]
 
 Table = list[dict[str, Any]]
 
@@ -25,21 +27,58 @@ ID_DIGITS: Final = 8
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask the server and print; with --watch until Ctrl-C.
+    """Ask the server, or the engine, and print; with --watch until Ctrl-C.
 
     Raises:
-        Failure: the server cannot be reached or refuses; the text says why and what to do.
+        Failure: it cannot be reached or refuses; the text says why and what to do.
+        UsageError: options that do not go together.
     """
+    if args.engine:
+        if args.server or args.admin:
+            raise UsageError("--engine: asks an engine alone; leave --server and --admin out")
+        _repeat(lambda: _engine(args.engine, as_json=args.json), args.watch)
+        return 0
+    render = as_json if args.json else as_text
     with Probe(client_config(args)) as probe:
-        while True:
-            statistics = probe.statistics()
+
+        def report() -> str:
             clients = clients_of(args.admin) if args.admin else None
             movers = movers_of(args.admin) if args.admin else None
-            render = as_json if args.json else as_text
-            _show(render(statistics, clients, movers), clear=args.watch is not None and sys.stdout.isatty())
-            if args.watch is None:
-                return 0
-            threading.Event().wait(args.watch)
+            return render(probe.statistics(), clients, movers)
+
+        _repeat(report, args.watch)
+    return 0
+
+
+def _repeat(report: Callable[[], str], every_s: float | None) -> None:
+    """Show a report, once or until Ctrl-C."""
+    pause = threading.Event()
+    while True:
+        _show(report(), clear=every_s is not None and sys.stdout.isatty())
+        if every_s is None:
+            return
+        pause.wait(every_s)
+
+
+def _engine(url: str, *, as_json: bool) -> str:
+    view = view_of(metrics_of(url))
+    if as_json:
+        return msgspec.json.encode(msgspec.to_builtins(view) | {"hit_rate": view.hit_rate}).decode()
+    return engine_as_text(url, view)
+
+
+def engine_as_text(url: str, view: EngineView) -> str:
+    """Return the report for people of how the engine at *url* stands."""
+    n = view.numbers
+    halves = [f"the {u['half']} of engine {u['engine'] or 0} runs uncached: {u['reason']}" for u in view.uncached]
+    rows = [
+        ("engine", url),
+        ("cache", "; ".join(halves) or "in use"),
+        ("hit rate", _rate(view.hit_rate, n["hit_tokens"], n["lookup_tokens"])),
+        ("loads", f"{n['loads']} planned, {n['loads_in_flight']} in flight, {n['failed_loads']} failed"),
+        ("stored", f"{n['stored_chunks']} chunks; {n['dropped_stores']} stores dropped"),
+    ]
+    return "\n".join([*_aligned(rows), *_table(list(view.servers), "no server yet")])
 
 
 def as_json(s: Statistics, clients: Table | None = None, movers: Table | None = None) -> str:
@@ -64,9 +103,7 @@ def as_json(s: Statistics, clients: Table | None = None, movers: Table | None = 
 def as_text(s: Statistics, clients: Table | None = None, movers: Table | None = None) -> str:
     """Return the report for people."""
     n = numbers_of(s)
-    rows = list(_rows(s, n, judge(n)))
-    width = max(len(label) for label, _ in rows)
-    lines = [f"{label.ljust(width)}  {text}" for label, text in rows]
+    lines = _aligned(list(_rows(s, n, judge(n))))
     lines += _table(clients, "no clients") if clients is not None else ()
     lines += _table(movers, "no workers") if movers is not None else ()
     return "\n".join(lines)
@@ -81,8 +118,7 @@ def _rows(s: Statistics, n: Numbers, verdict: Verdict) -> Iterator[tuple[str, st
     yield "chunks", f"{s.chunks} of {s.chunk_tokens} tokens, {n.evicted} evicted"
     yield "engines", f"{n.clients} connected, {s.sessions} requests"
     yield "leases", f"{s.leases}" + (f", oldest {_duration(s.oldest_lease_s)}" if s.leases else "")
-    rate = "no lookup yet" if n.hit_rate is None else f"{n.hit_rate:.1%} ({n.hit_tokens} of {n.lookup_tokens} tokens)"
-    yield "hit rate", rate
+    yield "hit rate", _rate(n.hit_rate, n.hit_tokens, n.lookup_tokens)
     yield "lookups", _counts(n.lookups)
     yield "stored", f"{n.stored} chunks, {n.present} were there already; skipped: {_counts(n.skipped)}"
     yield "loaded", _counts(n.loads)
@@ -93,6 +129,15 @@ def _rows(s: Statistics, n: Numbers, verdict: Verdict) -> Iterator[tuple[str, st
         )
     if n.illegal_moves:
         yield "defects", f"{n.illegal_moves} moves that must not happen; please report them with the server's log"
+
+
+def _aligned(rows: list[tuple[str, str]]) -> list[str]:
+    width = max(len(label) for label, _ in rows)
+    return [f"{label.ljust(width)}  {text}" for label, text in rows]
+
+
+def _rate(rate: float | None, hit_tokens: int, lookup_tokens: int) -> str:
+    return "no lookup yet" if rate is None else f"{rate:.1%} ({hit_tokens} of {lookup_tokens} tokens)"
 
 
 def _table(of: Table, none: str) -> Iterator[str]:
