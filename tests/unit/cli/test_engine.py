@@ -110,7 +110,7 @@ def test_only_http_is_asked(url: str) -> None:
         metrics_of(url)
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://", "http://[", "http://host:port"])
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://", "http://" + "[", "http://host:port"])
 def test_an_engine_that_is_not_there_is_named(url: str) -> None:
     with pytest.raises(Failure, match="engine http"):
         metrics_of(url)
