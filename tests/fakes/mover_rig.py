@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
+from tests.fakes.waiting_ring import WaitingRing
 
 from kvpool.model.slots import CHECK, PLACEMENT, Disposition
 from kvpool.transfer.mover.messages import Direction, Revoked, Ring, Start
 from kvpool.transfer.mover.supervision import Mover, MoverLimits, MoverState
-from kvpool.transfer.ring import EngineRing
 from kvpool.transfer.ring_ports import EngineDevice
 
 COMMAND = (sys.executable, str(Path(__file__).with_name("mover_process.py")))
@@ -68,8 +68,8 @@ class MoverRig:
         assert self.mover.state is MoverState.READY, self.mover.reason
         return self
 
-    def join(self, device: EngineDevice, secret: bytes = SECRET) -> EngineRing:
-        return EngineRing(device, self.mover.address, secret, time.monotonic() + PATIENCE_S)
+    def join(self, device: EngineDevice, secret: bytes = SECRET) -> WaitingRing:
+        return WaitingRing(device, self.mover.address, secret, time.monotonic() + PATIENCE_S)
 
     def grant(
         self,

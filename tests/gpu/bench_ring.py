@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tests.fakes.waiting_ring import WaitingRing
 
 from kvpool.model.slots import PLACEMENT, Disposition
 from kvpool.transfer.cuda import Context
@@ -37,7 +38,6 @@ from kvpool.transfer.mover.supervision import MOVER_COMMAND, Mover, MoverState
 from kvpool.transfer.pipe import Frames, frame
 from kvpool.transfer.plan import slot_ids
 from kvpool.transfer.planes import Layout, Plane
-from kvpool.transfer.ring import EngineRing
 from kvpool.transfer.ring_ports import RingJob
 
 GIB = 1 << 30
@@ -201,11 +201,13 @@ def interpreter_us(device: CudaEngineDevice, lane: type[StoreLane] | type[LoadLa
     thread = made._lane._thread
     clock = time.pthread_getcpuclockid(thread.ident)  # type: ignore[arg-type]
     device.use()
-    made.run(job, time.monotonic() + 60)
+    made.begin(job, time.monotonic() + 60)
+    job.finish()
     job._cancelled = False
     timed.waited_s = 0.0
     began = time.thread_time(), time.clock_gettime(clock)
-    made.run(job, time.monotonic() + 60)
+    made.begin(job, time.monotonic() + 60)
+    job.finish()
     spent = time.thread_time() - began[0] + time.clock_gettime(clock) - began[1] - timed.waited_s
     slots = len(list(device.turns(job.group, job.chunks)))
     made.close()
@@ -297,7 +299,7 @@ class Bench:
         del caches
         torch.cuda.empty_cache()
 
-    def _start(self, device: CudaEngineDevice) -> tuple[Mover, EngineRing]:
+    def _start(self, device: CudaEngineDevice) -> tuple[Mover, WaitingRing]:
         path = self.folder / f"mover.{len(self.rows)}"
         start = Start(ring=device.ring, secret=SECRET, listen=f"unix:{path}")
         began = time.monotonic()
@@ -309,7 +311,7 @@ class Bench:
             threading.Event().wait(0.002)
         print(f"mover ready after {time.monotonic() - began:.2f} s {mover.reason}", flush=True)
         threading.Event().wait(0.5)
-        return mover, EngineRing(device, mover.address, SECRET, time.monotonic() + 5)
+        return mover, WaitingRing(device, mover.address, SECRET, time.monotonic() + 5)
 
     def _compare(self, caches: dict[Direction, Cache], moves: dict[Direction, Callable[[], frozenset[int]]]) -> bool:
         """Move once each way into poisoned targets and compare all bytes."""

@@ -2,17 +2,15 @@
 """Mode mapped whole: engines whose cache is files, a real server, movers that map them and move real bytes."""
 
 import os
-import random
-import signal
 import subprocess
 import sys
 import time
 
 import pytest
-from tests.fakes.clients import CHUNK_BYTES, FakeEngine, digests, until
+from tests.fakes.clients import CHUNK_BYTES, FakeEngine, until
 from tests.fakes.mapped_engine import MappedEngine
 from tests.fakes.server_process import ROOT, WITH_FAKE_MOVERS, ServerProcess
-from tests.integration.test_ring_failures import movers_of, numbers, round_trip
+from tests.integration.test_ring_failures import joined, movers_of, numbers, round_trip
 
 from kvpool.cli import admin
 from kvpool.model.identity import Mode
@@ -31,10 +29,6 @@ def server(tmp_path):
 def row_of(server):
     (row,) = admin.movers_of(server.config["http"]["admin_socket"])
     return row
-
-
-def joined(engine):
-    until(lambda: not engine.rings.reason and engine.worker_link.state.mode is Mode.MAPPED, PATIENCE_S)
 
 
 @pytest.mark.parametrize("virtual", [False, True], ids=["handles", "descriptors"])
@@ -91,28 +85,6 @@ def test_a_server_that_starts_no_movers_says_so(tmp_path, mapped_first):
 
         said = "; not mapped: switched off at this server (mover.ring)"
         assert row_of(server)["mode_reason"] == "the client asked for it" + said * mapped_first
-
-
-@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP], ids=lambda s: s.name)
-def test_a_mover_that_dies_or_stands_still_at_any_time_costs_no_wrong_byte(server, sign):
-    chance = random.Random(7)
-    with MappedEngine(server.address, model="m", transfer_s=1.0, request_s=2.0, lookup_s=2.0) as engine:
-        engine.healthy()
-        engine.blocks.fill(1)
-        for number in range(3):
-            joined(engine)
-            (mover,) = until(lambda: movers_of(server), PATIENCE_S)
-            engine.begin_store(digests(6, f"under way {number}"), request_id=f"u{number}")
-            ends_s = time.monotonic() + chance.uniform(0, 0.02)
-            while time.monotonic() < ends_s:
-                engine.poll()
-            os.kill(mover, sign)
-            round_trip(engine, f"hurt {number}")
-            until(lambda gone=mover: gone not in movers_of(server), PATIENCE_S)
-            joined(engine)
-            assert until(lambda n=number: round_trip(engine, f"well {n}/{time.monotonic()}"), PATIENCE_S)
-        engine.scheduler.end("l")
-        until(lambda: numbers(engine).leases == 0 and numbers(engine).l1_pinned_bytes == 0, PATIENCE_S)
 
 
 def test_a_restarted_server_maps_the_cache_again(server):

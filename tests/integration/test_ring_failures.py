@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from tests.fakes.blocks import POISON
 from tests.fakes.clients import CHUNK_BLOCKS, FakeEngine, digests, until
+from tests.fakes.mapped_engine import MappedEngine
 from tests.fakes.ring_engine import RingEngine
 from tests.fakes.server_process import ROOT, WITH_FAKE_MOVERS, ServerProcess
 
@@ -40,7 +41,7 @@ def numbers(engine):
 
 
 def joined(engine):
-    until(lambda: not engine.rings.reason and engine.worker_link.state.mode is Mode.RING, PATIENCE_S)
+    until(lambda: not engine.rings.reason and engine.worker_link.state.mode in {Mode.RING, Mode.MAPPED}, PATIENCE_S)
 
 
 def round_trip(engine, seed):
@@ -57,14 +58,16 @@ def round_trip(engine, seed):
     return not bad
 
 
+@pytest.mark.parametrize("kind", [RingEngine, MappedEngine])
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP], ids=lambda s: s.name)
-def test_a_mover_that_dies_or_stands_still_at_any_time_costs_its_ring_until_the_next_one(server, sign):
+def test_a_mover_that_dies_or_stands_still_at_any_time_is_replaced_and_costs_no_wrong_byte(server, sign, kind):
     chance = random.Random(5)
-    with RingEngine(server.address, model="m", transfer_s=1.0, request_s=2.0, lookup_s=2.0) as engine:
+    with kind(server.address, model="m", transfer_s=1.0, request_s=2.0, lookup_s=2.0) as engine:
         engine.healthy()
         engine.blocks.fill(1)
         for number in range(3):
-            (mover,) = movers_of(server)
+            joined(engine)
+            (mover,) = until(lambda: movers_of(server), PATIENCE_S)
             engine.begin_store(digests(6, f"under way {number}"), request_id=f"u{number}")
             ends_s = time.monotonic() + chance.uniform(0, 0.02)
             while time.monotonic() < ends_s:

@@ -40,8 +40,6 @@ class _Lane:
         self.direction, self.device, self.pipe, self.retire = direction, device, pipe, retire
         self.free: deque[int] = deque(range(device.ring.slots))
         self.under_way: dict[int, tuple[int, RingJob, Turn]] = {}
-        self.failure = ""
-        """Why it retired the ring."""
         self._jobs: list[RingJob] = []
         self._numbers = itertools.count()
         self._launched: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -96,16 +94,6 @@ class _Lane:
             if isinstance(message, Moved) and (known := self.under_way.pop(message.turn, None)) is not None:
                 return *known, message
 
-    def outcome(self, job: RingJob) -> frozenset[int]:
-        """Return what a job that has ended did not bring.
-
-        Raises:
-            RingRetiredError: the ring was retired before its end.
-        """
-        if job.lost is None:
-            raise RingRetiredError(self.failure)
-        return job.lost
-
     @contextmanager
     def retiring(self) -> Iterator[None]:
         """Retire the ring when something fails or a deadline is missed: all jobs end, and no kernel runs any more."""
@@ -118,8 +106,7 @@ class _Lane:
             raise
 
     def _fail(self, why: str) -> None:
-        self.failure = self.failure or f"{self.direction}: {why}"
-        self.retire(self.failure)
+        self.retire(f"{self.direction}: {why}")
         self._settle()
         jobs, self._jobs = self._jobs, []
         for job in jobs:
@@ -178,16 +165,6 @@ class StoreLane:
                 lane.then(job.read)
             job.ended()
 
-    def run(self, job: RingJob, ends_s: float) -> frozenset[int]:
-        """Do a job and wait for its end; returns the chunks that did not get there.
-
-        Raises:
-            RingRetiredError: time was up, or the mover or the device failed.
-        """
-        self.begin(job, ends_s)
-        job.finish()
-        return self._lane.outcome(job)
-
     def close(self) -> None:
         """End the lane's thread."""
         self._lane.close()
@@ -229,16 +206,6 @@ class LoadLane:
             while self._is_asking():
                 self._take()
             job.ended()
-
-    def run(self, job: RingJob, ends_s: float) -> frozenset[int]:
-        """Do a job and wait for its end; returns the chunks whose blocks were not written, or not all of them.
-
-        Raises:
-            RingRetiredError: time was up, or the mover or the device failed.
-        """
-        self.begin(job, ends_s)
-        job.finish()
-        return self._lane.outcome(job)
 
     def close(self) -> None:
         """End the lane's thread."""

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvpool.transfer.cuda import CudaError
+from kvpool.transfer.jobs import EngineJob
 from kvpool.transfer.lanes import RingRetiredError
 from kvpool.transfer.mover.messages import (
     Cancel,
@@ -60,35 +60,8 @@ class EngineCache(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class MappedJob:
-    """Chunks that a mover is to store or load; a ``RingMove`` of the client."""
-
-    group: int
-    grant: bytes
-    ids: NDArray[np.int64]
-    """Of all its chunks, as ``plan.slot_ids`` returns them."""
-
-    chunks: Sequence[int]
-    after: int = 0
-    """An event of the engine's device before which nothing is moved; 0 for none."""
-
-    read: Callable[[], None] | None = None
-    """Not called: blocks are free at the end."""
-
-    over: Callable[[], None] | None = None
-    """Called once it has ended, on any thread."""
-
-    wrong: set[int] = field(default_factory=set)
-    """Loads: chunks that are not what was stored, as the mover found."""
-
-    lost: frozenset[int] | None = None
-    """Once it has ended: chunks that did not get there, or not all of them; None if the mover failed before."""
-
-    ends_s: float = 0.0
-    """When it must have been answered, on the monotonic clock."""
-
-    finish: Callable[[], None] = lambda: None
-    """Waits for its end; by the thread that began it."""
+class MappedJob(EngineJob):
+    """A job that the mover does by itself. ``read`` is not called: blocks are free at the end."""
 
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _stop: Callable[[], None] | None = None

@@ -67,16 +67,6 @@ class EngineRing:
         else:
             (self._stores if direction is Direction.STORE else self._loads).begin(job, ends_s)
 
-    def store(self, job: RingJob, ends_s: float) -> frozenset[int]:
-        """See ``StoreLane.run``."""
-        self._check()
-        return self._stores.run(job, ends_s)
-
-    def load(self, job: RingJob, ends_s: float) -> frozenset[int]:
-        """See ``LoadLane.run``."""
-        self._check()
-        return self._loads.run(job, ends_s)
-
     def retire(self, reason: str) -> None:
         """Use the ring no more: jobs under way end with RingRetiredError. Any thread; the first reason stays."""
         with self._lock:
@@ -91,10 +81,6 @@ class EngineRing:
         self.retire("closed")
         self._stores.close()
         self._loads.close()
-
-    def _check(self) -> None:
-        if self.retired:
-            raise RingRetiredError(self.retired)
 
 
 def join_mover(address: str, join: Join, ends_s: float) -> Pipe[ToClient]:

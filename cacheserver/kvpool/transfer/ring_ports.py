@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
+from kvpool.transfer.jobs import EngineJob
 from kvpool.transfer.mover.messages import Direction, Ring
 from kvpool.transfer.plan import Turn
 
@@ -17,39 +15,8 @@ __all__ = ["EngineDevice", "RingJob"]
 
 
 @dataclass(slots=True, eq=False)
-class RingJob:
-    """Chunks to be stored or loaded through the ring. A lane counts its turns, on the lane's two threads."""
-
-    group: int
-    grant: bytes
-    """What the server calls it when it tells the mover."""
-
-    ids: NDArray[np.int64]
-    """Of all its chunks, as ``plan.slot_ids`` returns them."""
-
-    chunks: Sequence[int]
-    """Those that are to be moved."""
-
-    after: int = 0
-    """An event of the engine's stream that the first kernel waits for; 0 for none."""
-
-    read: Callable[[], None] | None = None
-    """Stores: called once all blocks are gathered, on any thread; not if the ring is retired before."""
-
-    over: Callable[[], None] | None = None
-    """Called once it has ended, on any thread."""
-
-    wrong: set[int] = field(default_factory=set)
-    """Loads: chunks that are not what was stored, as the mover found."""
-
-    lost: frozenset[int] | None = None
-    """Once it has ended: chunks that did not get there, or not all of them; None if the ring was retired before."""
-
-    ends_s: float = 0.0
-    """When its last move must have been answered, on the monotonic clock."""
-
-    finish: Callable[[], None] = lambda: None
-    """Waits for its end; by the thread that began it."""
+class RingJob(EngineJob):
+    """A job that goes through the ring. A lane counts its turns, on the lane's two threads."""
 
     is_over: bool = True
     """True once it has ended."""

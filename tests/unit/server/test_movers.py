@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from tests.fakes.mover_rig import COMMAND, PATIENCE_S
 from tests.fakes.ring_device import FakeEngineDevice, make_ring
+from tests.fakes.waiting_ring import WaitingRing
 
 from kvpool.model.slots import PLACEMENT, Disposition
 from kvpool.server.movers import MoverEvents, Movers
 from kvpool.transfer.mover.messages import Direction, Revoked
 from kvpool.transfer.plan import slot_ids
 from kvpool.transfer.planes import Layout, Plane
-from kvpool.transfer.ring import EngineRing
 from kvpool.transfer.ring_ports import RingJob
 
 SIZE = 256
@@ -56,10 +56,10 @@ class Server:
             self.seen.reaped.extend(events.reaped)
             select.select(self.movers.filenos(), [], [], 0.005)
 
-    def join(self, client: bytes, device: FakeEngineDevice) -> EngineRing:
+    def join(self, client: bytes, device: FakeEngineDevice) -> WaitingRing:
         self.until(lambda: any(c == client for c, _, _ in self.seen.ready))
         _, address, secret = next(r for r in reversed(self.seen.ready) if r[0] == client)
-        return EngineRing(device, address, secret, time.monotonic() + PATIENCE_S)
+        return WaitingRing(device, address, secret, time.monotonic() + PATIENCE_S)
 
     def _listen(self, client: bytes) -> str:
         path = self.folder / f"{client[:1].decode()}{len(self.seen.ready)}.sock"
@@ -90,7 +90,7 @@ def job(grant: bytes, chunks: int) -> RingJob:
     return RingJob(group=0, grant=grant, ids=ids, chunks=range(chunks))
 
 
-def stored(ring: EngineRing, grant: bytes, chunks: int) -> frozenset[int]:
+def stored(ring: WaitingRing, grant: bytes, chunks: int) -> frozenset[int]:
     return ring.store(job(grant, chunks), time.monotonic() + PATIENCE_S)
 
 
