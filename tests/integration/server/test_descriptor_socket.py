@@ -235,7 +235,7 @@ def wait_for(condition):
 @pytest.mark.parametrize("handle", ["from the socket", "from the number"])
 def test_a_killed_client_is_noticed_and_its_slots_are_free(tmp_path, monkeypatch, handle):
     if handle == "from the number":
-        monkeypatch.setattr("kvpool.server.descriptors._SO_PEERPIDFD", 9999)
+        monkeypatch.setattr("kvpool.transfer.pipe._SO_PEERPIDFD", 9999)
     with running_server(tmp_path) as server:
         child = start_child(server)
         assert server.numbers().used_bytes
