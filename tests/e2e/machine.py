@@ -167,7 +167,7 @@ def _prefix(base: Path) -> str:
 
 def _make_groups(name: str) -> None:
     """In every hierarchy, with a part for the node's own programs; the kubelet makes the pods' part."""
-    for hierarchy in _hierarchies():
+    for hierarchy in [h for h in _hierarchies() if h.name != "unified"]:
         for group in (hierarchy / name, hierarchy / name / "runtime"):
             group.mkdir(exist_ok=True)
             for file in ("cpuset.cpus", "cpuset.mems"):
@@ -176,7 +176,8 @@ def _make_groups(name: str) -> None:
 
 
 def _hierarchies() -> list[Path]:
-    return [h for h in sorted(HIERARCHIES.iterdir()) if h.is_dir() and not h.is_symlink() and h.name != "unified"]
+    """All of them; in the unified one, if there are others, it is the runtime that makes a node's groups."""
+    return [h for h in sorted(HIERARCHIES.iterdir()) if h.is_dir() and not h.is_symlink()]
 
 
 def stale_groups(base: Path) -> list[str]:

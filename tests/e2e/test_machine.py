@@ -45,7 +45,7 @@ def pair(pause: Path, tmp_path: Path) -> Iterator[tuple[Machine, Machine]]:
 
 
 def groups_of(run: Path) -> list[Path]:
-    return [g for g in HIERARCHIES.glob("*/kvpool-*") if run.name in g.name]
+    return [g for g in HIERARCHIES.glob("*/kvpool-*") if f"-{run.name}-node-" in g.name]
 
 
 def test_a_machine_has_its_own_folders_and_processes(pair: tuple[Machine, Machine]) -> None:
