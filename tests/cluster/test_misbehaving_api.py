@@ -44,7 +44,12 @@ def healthy_again(faults: Faults) -> Iterator[None]:
 
 @pytest.fixture
 def watching(api: Caller, replica: Operator, faults: Faults) -> None:
-    """All watches are open: pools, pods and four kinds of children."""
+    """All watches are open."""
+    wait_for_watches(api, faults)
+
+
+def wait_for_watches(api: Caller, faults: Faults) -> None:
+    """Wait until those of pools, pods and four kinds of children are open."""
 
     async def open_() -> bool:
         return faults.streams() >= 6
@@ -101,11 +106,8 @@ def test_an_error_within_the_stream_ends_only_the_watches(
     make_pool(api, namespace)
     wait_for_level(api, namespace, "info")
 
-    async def open_again() -> bool:
-        return faults.streams() >= 6
-
     for level in ("Debug", "Warning", "Error"):
-        api.wait("the watches", open_again)
+        wait_for_watches(api, faults)
         assert faults.inject(500, "etcdserver: leader changed")
         set_level(api, namespace, level)
         wait_for_level(api, namespace, level.lower())
@@ -128,13 +130,10 @@ def test_watches_that_are_answered_with_gone_are_begun_anew(
     async def ended() -> bool:
         return replica.log().count("watches.failed") > before
 
-    async def open_again() -> bool:
-        return faults.streams() >= 6
-
     api.wait("the watches' end", ended)
     faults.watch_status = 0
 
-    api.wait("the watches", open_again)
+    wait_for_watches(api, faults)
     set_level(api, namespace, "Debug")
     wait_for_level(api, namespace, "debug")
     assert replica.well()
@@ -174,14 +173,11 @@ def test_a_minute_without_any_answer_is_outlived_by_the_watches_too(
     async def over() -> bool:
         return time.monotonic() - begun_s >= 60.0
 
-    async def open_again() -> bool:
-        return faults.streams() >= 6
-
     api.wait("a minute's end", over, 90.0)
     faults.status = 0
 
     wait_for_level(api, namespace, "debug")
-    api.wait("the watches", open_again, 60.0)
+    wait_for_watches(api, faults)
     assert replica.log().count("watches.failed") == before, "none was given up"
     assert replica.well()
 

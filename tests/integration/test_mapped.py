@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mode mapped whole: engines whose cache is files, a real server, movers that map them and move real bytes."""
 
-import os
-import subprocess
-import sys
 import time
 
 import pytest
-from tests.fakes.clients import CHUNK_BYTES, FakeEngine, until
+from tests.fakes.clients import CHUNK_BYTES, until
 from tests.fakes.mapped_engine import MappedEngine
-from tests.fakes.server_process import ROOT, WITH_FAKE_MOVERS, ServerProcess
-from tests.integration.test_ring_failures import joined, movers_of, numbers, round_trip
+from tests.fakes.server_process import WITH_FAKE_MOVERS, ServerProcess
+from tests.integration.test_ring_failures import joined, movers_of, round_trip
 
 from kvpool.cli import admin
 from kvpool.model.identity import Mode
@@ -100,29 +97,3 @@ def test_a_restarted_server_maps_the_cache_again(server):
 
         assert until(lambda: round_trip(engine, "after"), PATIENCE_S)
         assert not set(before) & set(movers_of(server))
-
-
-CLIENT = """
-import sys
-from tests.fakes.clients import digests
-from tests.fakes.mapped_engine import MappedEngine
-with MappedEngine(sys.argv[1], model="m") as engine:
-    engine.healthy()
-    engine.blocks.fill(1)
-    print("ready", flush=True)
-    for number in range(100000):
-        engine.store(digests(6, f"{sys.argv[2]}/{number}"), request_id=f"s{number}")
-"""
-
-
-def test_a_killed_engine_leaves_no_mover_and_no_lease(server):
-    with FakeEngine(server.address, Mode.STREAMED, model="other") as other:
-        other.healthy(PATIENCE_S)
-        env = os.environ | {"PYTHONPATH": f"{ROOT / 'cacheserver'}:{ROOT}"}
-        command = [sys.executable, "-c", CLIENT, server.address, "0"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as child:
-            assert child.stdout.readline().strip() == "ready"
-            until(lambda: numbers(other).counters.get("kvpool_chunks_stored_total", 1), PATIENCE_S)
-            child.kill()
-        until(lambda: not movers_of(server), PATIENCE_S)
-        until(lambda: numbers(other).leases == 0, PATIENCE_S)

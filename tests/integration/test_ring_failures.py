@@ -123,8 +123,10 @@ def test_a_device_that_the_mover_cannot_reach_leaves_another_way_with_the_reason
 CLIENT = """
 import sys
 from tests.fakes.clients import digests
+from tests.fakes.mapped_engine import MappedEngine
 from tests.fakes.ring_engine import RingEngine
-with RingEngine(sys.argv[1], model="m") as engine:
+kind = {"RingEngine": RingEngine, "MappedEngine": MappedEngine}[sys.argv[3]]
+with kind(sys.argv[1], model="m") as engine:
     engine.healthy()
     engine.blocks.fill(1)
     print("ready", flush=True)
@@ -133,13 +135,14 @@ with RingEngine(sys.argv[1], model="m") as engine:
 """
 
 
-def test_a_killed_engine_leaves_no_mover_no_lease_and_no_slot(server):
+@pytest.mark.parametrize("kind", [RingEngine, MappedEngine])
+def test_a_killed_engine_leaves_no_mover_no_lease_and_no_slot(server, kind):
     chance = random.Random(6)
     with FakeEngine(server.address, Mode.STREAMED, model="other") as other:
         other.healthy(PATIENCE_S)
         for number in range(3):
             env = os.environ | {"PYTHONPATH": f"{ROOT / 'cacheserver'}:{ROOT}"}
-            command = [sys.executable, "-c", CLIENT, server.address, str(number)]
+            command = [sys.executable, "-c", CLIENT, server.address, str(number), kind.__name__]
             with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as child:
                 assert child.stdout.readline().strip() == "ready"
                 ends_s = time.monotonic() + chance.uniform(0, 0.2)

@@ -14,7 +14,7 @@ from kvpool.transfer.mover.pace import Pace
 from kvpool.transfer.mover.ports import DeviceFailedError, MoverDevice
 from kvpool.transfer.pipe import Pipe, PipeClosedError
 
-__all__ = ["MoverLane", "Rig"]
+__all__ = ["Landing", "MoverLane", "Rig"]
 
 
 class Rig:
@@ -41,6 +41,30 @@ class Rig:
         self.ring, self.device, self.memory, self.grants = ring, device, memory, grants
         self.revoked, self.broken = revoked, broken
         self.checks = Checks(grants, memory, revoked)
+
+
+class Landing:
+    """Waits for the copies of one lane, one after the other, and notes what they brought. One thread."""
+
+    def __init__(self, rig: Rig, direction: Direction) -> None:
+        self._rig, self._direction = rig, direction
+        self._pace, self._pause = Pace(), threading.Event()
+
+    def end(self, move: Move, queued_s: float) -> tuple[float, Revoked | None]:
+        """Wait for a move's copies; returns when they had ended, and the end of the grant if nothing is left of it.
+
+        Raises:
+            DeviceFailedError: the device does not say.
+        """
+        length = move.length * len(move.chunks)
+        if sleep_s := self._pace.sleep_s(length, queued_s, monotonic()):
+            self._pause.wait(sleep_s)
+        self._rig.device.wait(self._direction, move.slot)
+        now_s = monotonic()
+        self._pace.ended(length, queued_s, now_s)
+        if self._direction is Direction.STORE:
+            self._rig.checks.arrived(move)
+        return now_s, self._rig.grants.end(move.grant, length)
 
 
 class MoverLane:
@@ -102,22 +126,14 @@ class MoverLane:
 
     def _report(self) -> None:
         self._rig.device.use()
-        pace, pause = Pace(), threading.Event()
+        landing = Landing(self._rig, self._direction)
         while (item := self._queued.get()) is not None:
             move, queued_s = item
-            length = move.length * len(move.chunks)
-            if sleep_s := pace.sleep_s(length, queued_s, monotonic()):
-                pause.wait(sleep_s)
             try:
-                self._rig.device.wait(self._direction, move.slot)
+                now_s, ended = landing.end(move, queued_s)
             except DeviceFailedError as e:
                 self._rig.broken(str(e))
                 raise
-            now_s = monotonic()
-            pace.ended(length, queued_s, now_s)
-            if self._direction is Direction.STORE:
-                self._rig.checks.arrived(move)
-            ended = self._rig.grants.end(move.grant, length)
             self._answer(Moved(turn=move.turn, copy_s=now_s - queued_s))
             if ended is not None:
                 self._rig.revoked(ended)

@@ -5,7 +5,6 @@ The lane's one thread queues, waits and listens: between two turns it sees wheth
 is gone, and then begins no more of them. It answers when nothing of the job runs. Jobs that come meanwhile wait.
 """
 
-import threading
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,11 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvpool.transfer.mover.grants import Copies, NotGrantedError
-from kvpool.transfer.mover.lanes import Rig
+from kvpool.transfer.mover.lanes import Landing, Rig
 from kvpool.transfer.mover.mapped_cache import MappedCache
 from kvpool.transfer.mover.memory import UnknownMemoryError
-from kvpool.transfer.mover.messages import Cancel, Direction, Done, Export, Exported, FromClient, Job, Move, Piece
-from kvpool.transfer.mover.pace import Pace
+from kvpool.transfer.mover.messages import (
+    Cancel,
+    Direction,
+    Done,
+    Export,
+    Exported,
+    FromClient,
+    Job,
+    Move,
+    Piece,
+    Revoked,
+)
 from kvpool.transfer.mover.ports import DeviceFailedError
 from kvpool.transfer.pipe import Pipe, PipeClosedError
 from kvpool.transfer.plan import Turn
@@ -37,7 +46,7 @@ class MappedLane:
         self._under_way: deque[tuple[Move, float]] = deque()
         self._waiting: deque[FromClient] = deque()
         self._cancelled: set[int] = set()
-        self._pace, self._pause = Pace(), threading.Event()
+        self._landing = Landing(rig, direction)
 
     def run(self) -> None:
         """Take jobs; returns when the connection has ended and nothing runs any more. The lane's thread."""
@@ -110,7 +119,7 @@ class MappedLane:
             run.give_up(str(e))
             return
         if self._direction is Direction.LOAD and (wrong := self._rig.checks.wrong(move)):
-            self._end(move, 0)
+            self._tell(self._rig.grants.end(move.grant))
             run.refuse(turn, wrong)
             return
         queued_s = monotonic()
@@ -124,18 +133,13 @@ class MappedLane:
 
     def _end_oldest(self) -> None:
         move, queued_s = self._under_way.popleft()
-        length = move.length * len(move.chunks)
-        if sleep_s := self._pace.sleep_s(length, queued_s, monotonic()):
-            self._pause.wait(sleep_s)
-        self._rig.device.wait(self._direction, move.slot)
-        self._pace.ended(length, queued_s, monotonic())
+        _, ended = self._landing.end(move, queued_s)
         self._free.append(move.slot)
-        if self._direction is Direction.STORE:
-            self._rig.checks.arrived(move)
-        self._end(move, length)
+        self._tell(ended)
 
-    def _end(self, move: Move, moved_bytes: int) -> None:
-        if (ended := self._rig.grants.end(move.grant, moved_bytes)) is not None:
+    def _tell(self, ended: Revoked | None) -> None:
+        """Let the server know of a grant of which nothing is left."""
+        if ended is not None:
             self._rig.revoked(ended)
 
     def _listen(self) -> None:
