@@ -5,19 +5,79 @@ import mmap
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 
+from kvpool.cli.bench.gpu_rig import WAYS
 from kvpool.transfer.cuda import Context
 
-__all__ = ["ceilings"]
+__all__ = ["Link", "ceilings"]
 
 _GIB: Final = 1 << 30
 _ROUNDS: Final = 24
 _WARM: Final = 2
 _THREADS: Final = 8
+
+
+class Link:
+    """The link of the device that is current in this thread; a context manager, which has 2 GiB at either end."""
+
+    def __init__(self, memory: str) -> None:
+        """Take nothing yet.
+
+        Args:
+            memory: folder on a tmpfs.
+        """
+        self._memory = memory
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        """Take the memory.
+
+        Raises:
+            CudaError: there is too little on the device, or the host's cannot be registered.
+        """
+        context = self._context = Context.current()
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=self._memory)))
+            self._hosts = [_shared(folder / str(n)) for n in range(2)]
+            self._device: list[int] = []
+            self._streams: list[int] = []
+            for host in self._hosts:
+                context.register(host.ctypes.data, _GIB)
+                stack.callback(context.unregister, host.ctypes.data)
+                self._device.append(context.allocate(_GIB))
+                stack.callback(context.free, self._device[-1])
+                self._streams.append(context.stream(urgent=False))
+                stack.callback(context.drop_stream, self._streams[-1])
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give it back."""
+        self._stack.close()
+
+    def copy(self, way: str) -> tuple[int, float, float]:
+        """Copy for some tenths of a second; returns how many bytes, and when that began and ended."""
+        calls = [call for call, wanted in zip((self._out, self._into), WAYS[way], strict=True) if wanted]
+        began_s = 0.0
+        for rounds in (_WARM, _ROUNDS):
+            began_s = time.monotonic()
+            for _ in range(rounds):
+                for call in calls:
+                    call()
+            for stream in self._streams:
+                self._context.wait_stream(stream)
+        return _ROUNDS * len(calls) * _GIB, began_s, time.monotonic()
+
+    def _out(self) -> None:
+        self._context.copy_out(self._hosts[0].ctypes.data, self._device[0], _GIB, self._streams[0])
+
+    def _into(self) -> None:
+        self._context.copy_in(self._device[1], self._hosts[1].ctypes.data, _GIB, self._streams[1])
 
 
 def ceilings(memory: str) -> dict[str, float]:
@@ -26,22 +86,12 @@ def ceilings(memory: str) -> dict[str, float]:
     Args:
         memory: folder on a tmpfs.
     """
-    context = Context.current()
-    with tempfile.TemporaryDirectory(dir=memory) as folder:
-        hosts = [_shared(Path(folder) / str(n)) for n in range(2)]
-        for host in hosts:
-            context.register(host.ctypes.data, _GIB)
-        device = [context.allocate(_GIB) for _ in range(2)]
-        streams = [context.stream(urgent=False) for _ in range(2)]
-        try:
-            return _measured(context, [h.ctypes.data for h in hosts], device, streams)
-        finally:
-            for host in hosts:
-                context.unregister(host.ctypes.data)
-            for address in device:
-                context.free(address)
-            for stream in streams:
-                context.drop_stream(stream)
+    found = {}
+    with Link(memory) as link:
+        for way in WAYS:
+            copied, began_s, ended_s = link.copy(way)
+            found[way] = copied / (ended_s - began_s) / 1e9
+    return found
 
 
 def _shared(path: Path) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
@@ -52,24 +102,3 @@ def _shared(path: Path) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
     with ThreadPoolExecutor(_THREADS) as pool:
         list(pool.map(lambda n: view[n * step : (n + 1) * step].fill(1), range(_THREADS)))
     return view
-
-
-def _measured(context: Context, hosts: list[int], device: list[int], streams: list[int]) -> dict[str, float]:
-    def out() -> None:
-        context.copy_out(hosts[0], device[0], _GIB, streams[0])
-
-    def into() -> None:
-        context.copy_in(device[1], hosts[1], _GIB, streams[1])
-
-    found = {}
-    for name, calls in (("store", [out]), ("load", [into]), ("both", [out, into])):
-        began_s = 0.0
-        for rounds in (_WARM, _ROUNDS):
-            began_s = time.monotonic()
-            for _ in range(rounds):
-                for call in calls:
-                    call()
-            for stream in streams:
-                context.wait_stream(stream)
-        found[name] = _ROUNDS * len(calls) * _GIB / (time.monotonic() - began_s) / 1e9
-    return found

@@ -6,6 +6,8 @@ import statistics
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -13,44 +15,27 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kvpool.cli.bench.gpu_engine import BLOCK_TOKENS, PLANES, Cache, GpuEngine, Request
-from kvpool.cli.bench.gpu_work import Work
+from kvpool.cli.bench.gpu_engine import BLOCK_TOKENS, PLANES, Cache, GpuEngine, NotReadyError, Request
+from kvpool.cli.bench.gpu_rig import WAYS, Rig, Ways, run_name
+from kvpool.cli.bench.gpu_work import Products, Work
 from kvpool.cli.bench.results import Cell, spread
 from kvpool.cli.errors import Failure
-from kvpool.config import ClientConfig
 from kvpool.connector.ring import RingOffer
 from kvpool.model.identity import Mode
 from kvpool.transfer.plan import Turn
 
-__all__ = ["WAYS", "Rig", "first_byte", "modes", "moving", "sizes", "warm"]
+__all__ = ["Flow", "Moved", "checked", "engine_for", "first_byte", "modes", "moving", "sizes", "warm"]
 
-Ways = dict[str, tuple[bool, bool]]
-
-WAYS: Final[Ways] = {"store": (True, False), "load": (False, True), "both": (True, True)}
 _SETTLE_S: Final = 0.4
 _ALONE_S: Final = 1.2
 _ROUNDS: Final = 12
 _DEPTH: Final = 2
 _TICK: Final = os.sysconf("SC_CLK_TCK")
 _SMALL_GIB: Final = 0.5
+_SMALL_RUN: Final = 4096
 
 
-class Rig(Struct, frozen=True, kw_only=True):
-    """What every cell needs."""
-
-    config: ClientConfig
-    server_pid: int
-    chunk_tokens: int
-    ceilings: dict[str, float]
-    """GB/s by way."""
-
-    seconds: float
-    busy_seconds: float
-    job_bytes: int
-    l1_bytes: int
-
-
-class _Moved(Struct):
+class Moved(Struct):
     """What one measurement moved."""
 
     bytes_moved: int
@@ -61,9 +46,11 @@ class _Moved(Struct):
 
     @property
     def gb_s(self) -> float:
+        """How fast."""
         return self.bytes_moved / (self.ended_s - self.began_s) / 1e9
 
     def cpu(self) -> dict[str, float]:
+        """CPU time of the engine's own threads and of the server's side, as a cell's details."""
         gib = self.bytes_moved / (1 << 30)
         return {
             "engine_cpu_ms_per_gib": round(1e3 * self.engine_cpu_s / gib, 2),
@@ -71,13 +58,13 @@ class _Moved(Struct):
         }
 
 
-class _Flow:
+class Flow:
     """Keeps a store and a load under way, each with the next one asked for already."""
 
     def __init__(self, rig: Rig, engine: GpuEngine, known: Request) -> None:
         self._rig, self._engine, self._known = rig, engine, known
 
-    def run(self, ways: tuple[bool, bool], seconds: float) -> _Moved:
+    def run(self, ways: tuple[bool, bool], seconds: float) -> Moved:
         """Move for some time, to the end of what was begun."""
         engine, cache = self._engine, self._engine.cache
         size = self._known.chunks * cache.chunk_bytes
@@ -102,7 +89,7 @@ class _Flow:
         lost = engine.worker.counters()
         if lost.get("chunks_store_lost") or any(name.startswith("stores_dropped") for name in lost):
             raise Failure(f"a store of the bench was not kept: {engine.told()}")
-        return _Moved(moved, began_s, ended_s, after[0] - cpu[0], after[1] - cpu[1])
+        return Moved(moved, began_s, ended_s, after[0] - cpu[0], after[1] - cpu[1])
 
     def _begin(self, *, is_load: bool) -> None:
         if not is_load:
@@ -116,16 +103,16 @@ class _Flow:
 def moving(rig: Rig, run: int, work: Work | None = None, ways: Ways | None = None) -> list[Cell]:
     """Store, load and both at once with runs of *run* bytes; idle, or while *work* keeps the device busy."""
     cells: list[Cell] = []
-    label = _size(run)
-    with _engine(rig, run) as engine:
+    label = run_name(run)
+    with engine_for(rig, run) as engine:
         compared = 0
         for way, kinds in (ways or WAYS).items():
             # Each time anew: what the stores of a cell bring drives out what was there before.
-            known, more = _checked(engine)
+            known, more = checked(engine)
             compared += more
             name = f"{way}-{label}" if work is None else f"{way}-{label}-{type(work).__name__.lower()}"
             alone = [_alone(work)] if work is not None else []
-            moved = _Flow(rig, engine, known).run(kinds, rig.busy_seconds if work else rig.seconds)
+            moved = Flow(rig, engine, known).run(kinds, rig.busy_seconds if work else rig.seconds)
             share = moved.gb_s / rig.ceilings[way]
             details = {"gb_s": round(moved.gb_s, 2), **moved.cpu()}
             what = f"{way}, end to end, runs of {label}, {'idle' if work is None else type(work).__name__}"
@@ -137,15 +124,15 @@ def moving(rig: Rig, run: int, work: Work | None = None, ways: Ways | None = Non
                 loss = 100 * (1 - busy / statistics.mean(alone))
                 details = {"alone": round(statistics.mean(alone), 1), "with": round(busy, 1)}
                 cells.append(_cell(f"loss-{name}", f"what {type(work).__name__} lose meanwhile", "%", loss, details))
-        compared += _checked(engine)[1]
+        compared += checked(engine)[1]
     return [replace(cell, compared_bytes=compared) for cell in cells]
 
 
 def sizes(rig: Rig, run: int, tokens: int) -> list[Cell]:
     """One request of *tokens* tokens at a time, from the client's call to its end."""
     samples: dict[str, list[float]] = {"store": [], "load": []}
-    with _engine(rig, run, tokens) as engine:
-        known, compared = _checked(engine)
+    with engine_for(rig, run, tokens) as engine:
+        known, compared = checked(engine)
         size = known.chunks * engine.cache.chunk_bytes
         for _ in range(_ROUNDS):
             fresh = Request(known.chunks)
@@ -158,13 +145,13 @@ def sizes(rig: Rig, run: int, tokens: int) -> list[Cell]:
             engine.load(fresh, answer)
             engine.ended()
             samples["load"].append(size / (time.monotonic() - began_s) / 1e9)
-        compared += _checked(engine)[1]
+        compared += checked(engine)[1]
     cells = []
     for way, rates in samples.items():
         shares = spread([rate / rig.ceilings[way] for rate in rates])
-        what = f"one {way} of {tokens} tokens, {size >> 20} MiB, from the call to its end, runs of {_size(run)}"
+        what = f"one {way} of {tokens} tokens, {size >> 20} MiB, from the call to its end, runs of {run_name(run)}"
         details = {"gb_s": round(statistics.median(rates), 2)}
-        made = _cell(f"{way}-{tokens // 1024}k-tokens-{_size(run)}", what, "of ceiling", shares.p50, details)
+        made = _cell(f"{way}-{tokens // 1024}k-tokens-{run_name(run)}", what, "of ceiling", shares.p50, details)
         cells.append(replace(made, spread=shares, compared_bytes=compared))
     return cells
 
@@ -172,8 +159,8 @@ def sizes(rig: Rig, run: int, tokens: int) -> list[Cell]:
 def first_byte(rig: Rig, run: int) -> list[Cell]:
     """From the client's call to the first kernel of a store, and to the first question to the mover of a load."""
     samples: dict[str, list[float]] = {"store": [], "load": []}
-    with _engine(rig, run) as engine:
-        known, compared = _checked(engine)
+    with engine_for(rig, run) as engine:
+        known, compared = checked(engine)
         assert engine.ring is not None
         assert isinstance(engine.ring.offer, RingOffer)
         device = engine.ring.offer.device
@@ -207,30 +194,49 @@ def first_byte(rig: Rig, run: int) -> list[Cell]:
 
 
 def modes(rig: Rig, run: int) -> list[Cell]:
-    """The ways that need no ring, for the same cache."""
+    """The ways that need no ring, for the same cache; of mapped also another run, and beside the engine's products."""
     cells = []
     for mode in (Mode.CLIENT_MOVED, Mode.STREAMED):
         slower = replace(rig, config=replace(rig.config, modes=(mode,)), job_bytes=int(_SMALL_GIB * (1 << 30)))
         made = moving(slower, run, ways={way: WAYS[way] for way in ("store", "load")})
         cells += [replace(cell, name=f"{mode}-{cell.name}") for cell in made]
+    return [*cells, *_mapped(replace(rig, config=replace(rig.config, modes=(Mode.MAPPED,))), run)]
+
+
+def _mapped(rig: Rig, run: int) -> list[Cell]:
+    cells = []
+    for size, kind in ((run, None), (_SMALL_RUN, None), (run, Products)):
+        what = f"mode mapped, runs of {run_name(size)}, {kind.__name__ if kind else 'idle'}"
+        with ExitStack() as stack:
+            try:
+                if find_spec("cupy") is None:
+                    raise NotReadyError("CuPy is not installed here, and the mover's kernel needs it")  # noqa: TRY301
+                work = stack.enter_context(closing(kind())) if kind else None
+                made = moving(rig, size, work)
+            except NotReadyError as e:
+                names = [f"{way}-{run_name(size)}{f'-{kind.__name__.lower()}' if kind else ''}" for way in WAYS]
+                names += [f"loss-{name}" for name in names if kind]
+                made = [Cell(name=name, what=what, unit="", skipped=str(e)) for name in names]
+        cells += [replace(cell, name=f"{Mode.MAPPED}-{cell.name}") for cell in made]
     return cells
 
 
 def warm(rig: Rig, run: int) -> None:
     """Store until all of the server's memory was used once: nothing is measured in memory that nobody touched."""
-    with _engine(rig, run) as engine:
+    with engine_for(rig, run) as engine:
         for _ in range(-(-rig.l1_bytes // (engine.cache.chunks * engine.cache.chunk_bytes)) + 1):
             engine.store(Request(engine.cache.chunks))
             engine.ended()
 
 
-def _engine(rig: Rig, run: int, tokens: int = 0) -> GpuEngine:
+def engine_for(rig: Rig, run: int, tokens: int = 0) -> GpuEngine:
+    """Return an engine with runs of *run* bytes, on the current device, with blocks for one job or for *tokens*."""
     chunk_bytes = PLANES * (rig.chunk_tokens // BLOCK_TOKENS) * run
     wanted = tokens or rig.job_bytes // chunk_bytes * rig.chunk_tokens
     return GpuEngine(rig.config, Cache(run, wanted, rig.chunk_tokens, run), rig.chunk_tokens)
 
 
-def _checked(engine: GpuEngine) -> tuple[Request, int]:
+def checked(engine: GpuEngine) -> tuple[Request, int]:
     """Store the sources, load them into poisoned targets, compare all bytes; returns what is stored by now."""
     known = Request(engine.cache.chunks)
     engine.store(known)
@@ -274,7 +280,3 @@ def _cpu(server_pid: int) -> tuple[float, float]:
 def _process_s(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICK
-
-
-def _size(run: int) -> str:
-    return f"{run // 1024}KiB"

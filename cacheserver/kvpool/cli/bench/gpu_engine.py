@@ -26,7 +26,7 @@ from kvpool.transfer.planes import Layout, Plane
 from kvpool.transfer.tensors import Storage
 from kvpool.wire.messages import Register, Welcome
 
-__all__ = ["BLOCK_TOKENS", "PLANES", "Cache", "GpuEngine", "Request"]
+__all__ = ["BLOCK_TOKENS", "PLANES", "Cache", "GpuEngine", "NotReadyError", "Request", "use_device"]
 
 PLANES: Final = 64
 """32 layers, keys and values apart."""
@@ -36,6 +36,16 @@ _READY_S: Final = 60.0
 _POLL_S: Final = 0.00005
 _POISON: Final = 0xA5
 _PAUSE: Final = threading.Event()
+
+
+class NotReadyError(Failure):
+    """The server cannot be used in the wanted mode, or not in time."""
+
+
+def use_device(number: int) -> None:
+    """Let this thread, and the engine that it makes, use the device of that number, as a worker of an engine does."""
+    torch.cuda.set_device(number)
+    torch.zeros(1, device="cuda")
 
 
 class Cache:
@@ -106,18 +116,13 @@ class GpuEngine:
         """Connect.
 
         Raises:
-            Failure: no server, or not in the wanted mode.
+            NotReadyError: no server, or not in the wanted mode.
         """
-        if self._reach.ring is not None:
-            self._reach.ring.keeper.begin(self.worker_link)
-        for link in (self.worker_link, self.scheduler_link):
-            link.start()
-            if not link.wait_healthy(_READY_S):
-                raise Failure(f"the server cannot be used: {link.state.detail}")
-        wanted = self._config.modes[0]
-        if self.worker_link.state.mode is not wanted:
-            raise Failure(f"mode {wanted} was not agreed on: {self._reach.why_no_ring or self.worker_link.state.mode}")
-        self._until(lambda: wanted is not Mode.RING or not self._why())
+        try:
+            self._get_ready()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -181,6 +186,19 @@ class GpuEngine:
         """Say what became of jobs so far, and why there is no ring."""
         return f"{self.worker.counters()}; ring: {self._why() or 'joined'}"
 
+    def _get_ready(self) -> None:
+        if self._reach.ring is not None:
+            self._reach.ring.keeper.begin(self.worker_link)
+        for link in (self.worker_link, self.scheduler_link):
+            link.start()
+            if not link.wait_healthy(_READY_S):
+                raise NotReadyError(f"the server cannot be used: {link.state.detail}")
+        wanted = self._config.modes[0]
+        if self.worker_link.state.mode is not wanted:
+            why = self._reach.why_no_ring or self.worker_link.state.mode
+            raise NotReadyError(f"mode {wanted} was not agreed on: {why}")
+        self._until(lambda: wanted not in (Mode.RING, Mode.MAPPED) or not self._why())
+
     def _why(self) -> str:
         return self._reach.ring.keeper.reason if self._reach.ring is not None else self._reach.why_no_ring
 
@@ -188,7 +206,7 @@ class GpuEngine:
         ends_s = time.monotonic() + _READY_S
         while not (value := condition()):
             if time.monotonic() > ends_s:
-                raise Failure(f"the server did not get ready: {self._why()}")
+                raise NotReadyError(f"the server did not get ready: {self._why()}")
             _rest()
         return value
 
