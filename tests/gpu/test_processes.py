@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,14 +12,11 @@ from pathlib import Path
 import pytest
 from tests.fakes.clients import digests, until
 from tests.fakes.server_process import ServerProcess
+from tests.gpu.children import PATIENCE_S, SPARE_BYTES, Child
 from tests.gpu.contract import GpuEngine
 
 from kvpool.model.identity import Mode
 from kvpool.transfer.mover.inventory import visible_gpus
-
-CHILD = str(Path(__file__).with_name("client_child.py"))
-PATIENCE_S = 90.0
-SPARE_BYTES = 16 << 20
 
 
 @pytest.fixture
@@ -31,48 +27,6 @@ def server() -> Iterator[ServerProcess]:
         l1 = {"directory": memory, "allow_disk": False}
         with ServerProcess(Path(folder), l1=l1, listen={"socket_mode": 0o666}) as made:
             yield made
-
-
-class Child:
-    """An engine's process."""
-
-    def __init__(
-        self, server: ServerProcess, seed: int, *commands: str, before: tuple[str, ...] = (), **options
-    ) -> None:
-        self.lines: list[str] = []
-        cache = tempfile.mkdtemp()
-        Path(cache).chmod(0o777)
-        self.process = subprocess.Popen(
-            [*before, sys.executable, CHILD, server.address, str(seed), *commands],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd="/",
-            env=os.environ | {"TRITON_CACHE_DIR": cache, "HOME": cache, "PYTHONDONTWRITEBYTECODE": "1"},
-            **options,
-        )
-
-    def says(self, wanted: str) -> None:
-        line = self.process.stdout.readline().strip()
-        if line != wanted:
-            self.process.kill()
-            said = self.process.stderr.read()[-3000:]
-            self.closed(self.process.wait())
-            pytest.fail(f"{line!r} instead of {wanted!r}: {said}")
-
-    def ends(self) -> int:
-        self.process.stdin.close()
-        return self.closed(self.process.wait(PATIENCE_S))
-
-    def killed(self) -> None:
-        self.process.kill()
-        self.closed(self.process.wait())
-
-    def closed(self, code: int) -> int:
-        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
-            stream.close()
-        return code
 
 
 def movers_of(server: ServerProcess) -> list[int]:
@@ -142,7 +96,7 @@ def test_a_fault_of_one_engine_leaves_the_others_alone(server: ServerProcess) ->
         child = Child(server, 4, "store", "fault")
         child.says("ready")
         child.says("store")
-        assert child.process.stdout.readline().startswith("fault ")
+        assert child.hears().startswith("fault ")
         for number in range(20):
             other.blocks.fill(number)
             keys = digests(4, str(number))
