@@ -100,6 +100,7 @@ def _of_one_name(rig: Rig, name: str, runs: list[int]) -> list[Cell]:
     import torch  # noqa: PLC0415 - only where there is a device
 
     from kvpool.cli.bench import gpu_cells as cells  # noqa: PLC0415
+    from kvpool.cli.bench.gpu_first_byte import first_byte  # noqa: PLC0415
     from kvpool.cli.bench.gpu_work import Copies, Products, Work  # noqa: PLC0415
 
     def beside(kind: type[Work], wanted: Sequence[int]) -> list[Cell]:
@@ -117,7 +118,7 @@ def _of_one_name(rig: Rig, name: str, runs: list[int]) -> list[Cell]:
         "products": lambda: beside(Products, runs),
         "copies": lambda: beside(Copies, _COPY_RUNS),
         "sizes": lambda: [cell for r, tokens in _SIZES for cell in cells.sizes(rig, r, tokens)],
-        "first-byte": lambda: cells.first_byte(rig, _FIRST_RUN),
+        "first-byte": lambda: first_byte(rig, _FIRST_RUN),
         "modes": lambda: cells.modes(rig, _MODE_RUN),
         "gpus": on_all,
     }

@@ -5,7 +5,6 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,11 +19,9 @@ from kvpool.cli.bench.gpu_rig import WAYS, Rig, Ways, run_name
 from kvpool.cli.bench.gpu_work import Products, Work
 from kvpool.cli.bench.results import Cell, spread
 from kvpool.cli.errors import Failure
-from kvpool.connector.ring import RingOffer
 from kvpool.model.identity import Mode
-from kvpool.transfer.plan import Turn
 
-__all__ = ["Flow", "Moved", "checked", "engine_for", "first_byte", "modes", "moving", "sizes", "warm"]
+__all__ = ["Flow", "Moved", "checked", "engine_for", "modes", "moving", "sizes", "warm"]
 
 _SETTLE_S: Final = 0.4
 _ALONE_S: Final = 1.2
@@ -153,43 +150,6 @@ def sizes(rig: Rig, run: int, tokens: int) -> list[Cell]:
         details = {"gb_s": round(statistics.median(rates), 2)}
         made = _cell(f"{way}-{tokens // 1024}k-tokens-{run_name(run)}", what, "of ceiling", shares.p50, details)
         cells.append(replace(made, spread=shares, compared_bytes=compared))
-    return cells
-
-
-def first_byte(rig: Rig, run: int) -> list[Cell]:
-    """From the client's call to the first kernel of a store, and to the first question to the mover of a load."""
-    samples: dict[str, list[float]] = {"store": [], "load": []}
-    with engine_for(rig, run) as engine:
-        known, compared = checked(engine)
-        assert engine.ring is not None
-        assert isinstance(engine.ring.offer, RingOffer)
-        device = engine.ring.offer.device
-        began: list[float] = []
-        real = device.turns
-
-        def turns(group: int, chunks: Sequence[int]) -> Iterator[Turn]:
-            began.append(time.monotonic())
-            return real(group, chunks)
-
-        device.turns = turns  # type: ignore[method-assign]
-        for _ in range(_ROUNDS):
-            fresh = Request(known.chunks)
-            called_s = time.monotonic()
-            engine.store(fresh)
-            engine.ended()
-            samples["store"].append(1e3 * (began[-1] - called_s))
-            answer = engine.found(fresh)
-            called_s = time.monotonic()
-            engine.load(fresh, answer)
-            engine.ended()
-            samples["load"].append(1e3 * (began[-1] - called_s))
-    tokens = known.chunks * rig.chunk_tokens
-    cells = []
-    for way, values in samples.items():
-        made = _cell(
-            f"first-byte-{way}", f"from the call of a {way} of {tokens} tokens to its first move", "ms", 0.0, {}
-        )
-        cells.append(replace(made, value=spread(values).p50, spread=spread(values), compared_bytes=compared))
     return cells
 
 
