@@ -30,6 +30,7 @@ _PAGE_LOCKED: Final = 0
 _IS_LEGACY_IPC: Final = 9
 _DESCRIPTOR: Final = 1
 _ON_DEVICE: Final = 1
+_PINNED: Final = 1
 _READ_WRITE: Final = 3
 _PARAMETER_BYTES: Final = 8
 _SPARE_PARAMETERS: Final = 4
@@ -47,6 +48,12 @@ class _Access(ctypes.Structure):
     """Who may do what with a mapping."""
 
     _fields_ = (("kind", c_int), ("device", c_int), ("access", c_int))
+
+
+class _Kind(ctypes.Structure):
+    """Which virtual memory is wanted; the driver's declaration ends with what is not used here."""
+
+    _fields_ = (("kind", c_int), ("shared_by", c_int), ("place", c_int), ("device", c_int), ("rest", c_uint64 * 2))
 
 
 _KEEPING_LOCK: Final = ("cuLaunchKernel", "cuEventRecord", "cuStreamWaitEvent")
@@ -77,6 +84,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "cuMemRetainAllocationHandle": (c_void_p, c_void_p),
     "cuMemExportToShareableHandle": (c_void_p, c_uint64, c_int, c_uint64),
     "cuMemImportFromShareableHandle": (c_void_p, c_void_p, c_int),
+    "cuMemCreate": (c_void_p, c_size_t, c_void_p, c_uint64),
     "cuMemAddressReserve": (c_void_p, c_size_t, c_size_t, c_uint64, c_uint64),
     "cuMemMap": (c_uint64, c_size_t, c_size_t, c_uint64, c_uint64),
     "cuMemSetAccess": (c_uint64, c_size_t, c_void_p, c_size_t),
@@ -272,12 +280,19 @@ class Context:
             _call("cuMemRelease", piece)
         return descriptor.value
 
+    def create(self, length: int) -> int:
+        """Return the address of new virtual memory, of some times 2 MiB, which ``export_descriptor`` can share."""
+        kind = _Kind(_PINNED, _DESCRIPTOR, _ON_DEVICE, self._device)
+        return self._mapped([(_made("cuMemCreate", length, byref(kind), 0), length)])
+
     def map(self, pieces: Sequence[tuple[int, int]]) -> int:
         """Map pieces of another process's virtual memory (descriptor, length) one after the other, for good."""
+        return self._mapped([(_made("cuMemImportFromShareableHandle", d, _DESCRIPTOR), n) for d, n in pieces])
+
+    def _mapped(self, pieces: Sequence[tuple[int, int]]) -> int:
         whole = sum(length for _, length in pieces)
         start = at = _made("cuMemAddressReserve", whole, 0, 0, 0)
-        for descriptor, length in pieces:
-            piece = _made("cuMemImportFromShareableHandle", descriptor, _DESCRIPTOR)
+        for piece, length in pieces:
             _call("cuMemMap", at, length, 0, piece, 0)
             _call("cuMemRelease", piece)
             at += length

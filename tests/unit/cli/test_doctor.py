@@ -132,9 +132,10 @@ def test_a_gpu_is_named_with_what_it_can_do() -> None:
     checks = [c for c in check_all(gpu()) if c.name.startswith("GPU")]
 
     assert {c.level for c in checks} == {Level.OK}
-    assert [c.name for c in checks] == ["GPU 0", "GPU 0 handles", "GPU 0 pinning", "GPU 0 bandwidth"]
+    tried = ["handles", "descriptors", "pinning", "bandwidth"]
+    assert [c.name for c in checks] == ["GPU 0", *(f"GPU 0 {name}" for name in tried)]
     assert "NVIDIA H200, GPU-1, 20.0 of 140.0 GiB free" in checks[0].text
-    assert checks[3].text == "stores 54.0 GB/s, loads 55.0 GB/s, each alone"
+    assert checks[4].text == "stores 54.0 GB/s, loads 55.0 GB/s, each alone"
 
 
 def test_two_gpus_are_told_apart() -> None:
@@ -150,6 +151,7 @@ GPU_CASES = [
     ("GPU 0", gpu(free_bytes=100 << 20), "ring_slots"),
     ("GPU 0 driver", gpu(problem="cuInit: the driver does not start (999)"), "nvidia-smi"),
     ("GPU 0 handles", gpu(handle_problem="cuIpcOpenMemHandle_v2: CUDA_ERROR_INVALID_VALUE (1)"), "same whole device"),
+    ("GPU 0 descriptors", gpu(descriptor_problem="cuMemCreate: CUDA_ERROR_NOT_SUPPORTED (801)"), "expandable_segments"),
     ("GPU 0 pinning", gpu(pinning_problem="cuMemHostRegister_v2: CUDA_ERROR_UNKNOWN (999)"), "tmpfs"),
     ("GPU 0 bandwidth", gpu(load_bytes_per_s=3e9), "NUMA"),
 ]

@@ -1,15 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: N802 - names are those of the driver
 """What the doctor tries of a GPU, on a driver that is not there."""
 
+import ctypes
+import itertools
+import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.fakes.lazy_driver import LazyDriver
 
 from kvpool.cli.doctor import gpus
 from kvpool.cli.doctor.facts import GpuFacts, GpusFacts
-from kvpool.cli.doctor.probe import Probed, open_in_child, probe
+from kvpool.cli.doctor.probe import Probed, main, map_in_child, open_in_child, probe
+from kvpool.transfer import cuda
 from kvpool.transfer.cuda import CudaError
 from kvpool.transfer.mover.inventory import Gpu, InventoryError
 
@@ -24,6 +31,7 @@ class FakeDriver:
     fails: frozenset[str] = frozenset()
     log: list[str] = field(default_factory=list)
     now_s: float = 0.0
+    descriptor: int = -1
 
     def _call(self, name: str, *_: object) -> int:
         self.log.append(name)
@@ -44,6 +52,15 @@ class FakeDriver:
     def export(self, address: int) -> bytes:
         self._call("export", address)
         return b"handle"
+
+    def create(self, length: int) -> int:
+        assert length % (2 << 20) == 0
+        return self._call("create", length)
+
+    def export_descriptor(self, address: int) -> int:
+        self._call("export_descriptor", address)
+        self.descriptor = os.open(os.devnull, os.O_RDONLY)
+        return self.descriptor
 
     def register(self, address: int, length: int) -> None:
         self._call("register", address, length)
@@ -66,9 +83,9 @@ class FakeDriver:
         self.now_s += 0.25
 
 
-def tried(tmp_path: Path, *fails: str, opens: str = "") -> tuple[Probed, FakeDriver]:
+def tried(tmp_path: Path, *fails: str, opens: str = "", maps: str = "") -> tuple[Probed, FakeDriver]:
     driver = FakeDriver(frozenset(fails))
-    found = probe(lambda: driver, lambda _: opens, str(tmp_path), lambda: driver.now_s, LENGTH)
+    found = probe(lambda: driver, lambda _: opens, lambda *_: maps, str(tmp_path), lambda: driver.now_s, LENGTH)
     return found, driver
 
 
@@ -97,6 +114,76 @@ def test_a_refused_handle_does_not_keep_the_speed_from_being_measured(tmp_path: 
     assert exported.handle == "export: refused (999)"
     assert opened.handle == "cuIpcOpenMemHandle_v2: refused"
     assert exported.store_bytes_per_s == opened.store_bytes_per_s == LENGTH / 0.25
+
+
+@pytest.mark.parametrize("fails", ["create", "export_descriptor"])
+def test_virtual_memory_that_cannot_be_shared_is_said_and_costs_nothing_else(tmp_path: Path, fails: str) -> None:
+    found, _ = tried(tmp_path, fails)
+
+    assert found == Probed(
+        descriptors=f"{fails}: refused (999)", store_bytes_per_s=LENGTH / 0.25, load_bytes_per_s=LENGTH / 0.5
+    )
+
+
+@pytest.mark.parametrize("maps", ["", "other bytes were found there"])
+def test_a_descriptor_is_closed_whatever_came_of_it(tmp_path: Path, maps: str) -> None:
+    found, driver = tried(tmp_path, maps=maps)
+
+    assert found.descriptors == maps
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(driver.descriptor)
+
+
+class SharedMemory(LazyDriver):
+    """A driver whose virtual memory is files; *spoils*: what is mapped there is not what was exported."""
+
+    spoils = False
+
+    def cuDeviceGetUuid_v2(self, uuid: Any, device: int) -> None:
+        del device
+        ctypes.memmove(uuid._obj, bytes(range(16)), 16)
+
+    def cuMemCreate(self, piece: Any, length: int, kind: Any, flags: int) -> None:
+        shared_by, place = kind._obj.shared_by, kind._obj.place
+        assert (kind._obj.kind, shared_by, place, flags) == (1, 1, 1, 0)
+        self.made = piece._obj.value = os.memfd_create("virtual")
+        os.truncate(self.made, length)
+
+    def cuMemExportToShareableHandle(self, descriptor: Any, _piece: int, kind: int, flags: int) -> None:
+        assert (kind, flags) == (1, 0)
+        if self.spoils:
+            other = os.memfd_create("other")
+            os.truncate(other, os.fstat(self.made).st_size)
+            descriptor._obj.value = other
+        else:
+            descriptor._obj.value = os.dup(self.made)
+
+
+@pytest.mark.parametrize("spoils", [False, True])
+def test_another_process_finds_what_was_written_or_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], *, spoils: bool
+) -> None:
+    """Both ends of the trial in this process, over one driver; a device that can do nothing else."""
+    driver = SharedMemory()
+    driver.spoils = spoils
+    monkeypatch.setattr(cuda, "_driver", lambda: driver)
+    monkeypatch.setattr(cuda, "_name", lambda _: "refused")
+
+    def maps(descriptor: int, salt: bytes) -> str:
+        ended = main("map", UUID, f"{descriptor}:{salt.hex()}")
+        return capsys.readouterr().err.strip() if ended else ""
+
+    found = probe(
+        lambda: cuda.Context.of_uuid(bytes(range(16))),
+        lambda _: "",
+        maps,
+        str(tmp_path),
+        itertools.count().__next__,
+        LENGTH,
+    )
+
+    assert found.descriptors == ("other bytes were found there" if spoils else "")
+    assert not found.problem
 
 
 def test_memory_that_is_not_pinned_is_said_and_not_measured(tmp_path: Path) -> None:
@@ -145,6 +232,8 @@ def test_a_device_that_is_not_there_is_the_problem(tmp_path: Path) -> None:
 
     assert "libcuda.so.1" in found.problem or "not visible" in found.problem
     assert open_in_child(UUID, bytes(64))
+    with (tmp_path / "file").open("wb") as file:
+        assert map_in_child(UUID, file.fileno(), bytes(16))
 
 
 @pytest.mark.parametrize(

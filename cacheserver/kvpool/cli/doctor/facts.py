@@ -98,6 +98,7 @@ class GpuFacts:
     """Why nothing could be tried."""
 
     handle_problem: str = ""
+    descriptor_problem: str = ""
     pinning_problem: str = ""
     store_bytes_per_s: float = 0.0
     """From the device to page-locked memory, alone; 0 if it was not measured."""

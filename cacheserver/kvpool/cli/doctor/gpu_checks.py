@@ -61,6 +61,7 @@ def _gpu(name: str, gpu: GpuFacts) -> Iterator[Check]:
         yield warn(f"{name} driver", gpu.problem, f"{remedy}; without it: client-moved and streamed modes")
         return
     yield _handles(name, gpu)
+    yield _descriptors(name, gpu)
     yield _pinning(name, gpu)
     if not gpu.pinning_problem:
         yield _bandwidth(name, gpu)
@@ -74,6 +75,19 @@ def _handles(name: str, gpu: GpuFacts) -> Check:
         f"another process cannot open this one's device memory: {gpu.handle_problem}",
         "mode ring needs plain device memory and the same whole device in both containers (no MIG, no vGPU, no MPS "
         "with other users); without it: client-moved and streamed modes",
+    )
+
+
+def _descriptors(name: str, gpu: GpuFacts) -> Check:
+    if not gpu.descriptor_problem:
+        return ok(
+            f"{name} descriptors", "another process maps this one's virtual memory: mode mapped, whatever the memory"
+        )
+    return warn(
+        f"{name} descriptors",
+        f"another process cannot map this one's virtual memory: {gpu.descriptor_problem}",
+        "mode mapped alone needs it, for engines with virtual memory: let those be without it (expandable_segments, "
+        "sleep mode), or use mode ring; else a runtime without a sandbox, and the same whole device in both containers",
     )
 
 

@@ -51,6 +51,7 @@ def _facts(gpu: Gpu, directory: str, probe: Callable[[str, str], Probed]) -> Gpu
         mig=gpu.mig,
         problem=probed.problem,
         handle_problem=probed.handle,
+        descriptor_problem=probed.descriptors,
         pinning_problem=probed.pinning,
         store_bytes_per_s=probed.store_bytes_per_s,
         load_bytes_per_s=probed.load_bytes_per_s,
