@@ -15,8 +15,12 @@ from kvpool.model.slots import SlotArray
 
 __all__ = ["Evictor", "Victims"]
 
-_LEAST_BATCH = 64
+_LEAST_BATCH = 256
+_AHEAD = 4
 _SAMPLE = 4096
+_FEW = 1 << 16
+"""With so many slots, looking at all regions at once is quicker than at one after the other: by 20 times for 16 slots
+in each of 32, by nothing for 2048 in each of 64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,7 @@ class Victims:
 
 
 class Evictor:
-    """Finds victims in batches: one search over a class serves about a sixteenth of it."""
+    """Finds victims in batches: one search over a class serves about a sixteenth of it, or a few stores."""
 
     def __init__(self, slots: SlotTable, regions: Regions, policy: Policy) -> None:
         """Look for victims among *slots* as *policy* ranks them."""
@@ -46,8 +50,9 @@ class Evictor:
     def victims(self, cls: SlotClass, count: int) -> Victims:
         """Return at most *count* victims of one class; fewer do not mean that there are no more."""
         queue = self._queues.get(cls)
-        fresh = queue is None or not len(queue.slots)
+        fresh = queue is None or len(queue.slots) < count
         if queue is None or fresh:
+            # What was left is found again.
             queue = self._search(self._regions.of(cls), count)
         self._queues[cls] = Victims(queue.slots[count:], queue.ranks[count:], fresh=False)
         return self._still_true(queue.slots[:count], queue.ranks[:count], fresh)
@@ -81,15 +86,25 @@ class Evictor:
         return best
 
     def _search(self, regions: list[Region], count: int) -> Victims:
-        parts = [self.evictable(r) for r in regions if r.draining_since_s is None]
-        slots = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+        slots = self._evictable_of([r for r in regions if r.draining_since_s is None])
         ranks = self._policy.rank(slots)
-        keep = min(len(slots), max(count, _LEAST_BATCH, len(slots) // 16))
+        keep = min(len(slots), max(_AHEAD * count, _LEAST_BATCH, len(slots) // 16))
         if keep < len(slots):
             best = _lowest(ranks, keep, count)
             slots, ranks = slots[best], ranks[best]
         order = np.argsort(ranks)
         return Victims(slots[order], ranks[order], fresh=True)
+
+    def _evictable_of(self, regions: list[Region]) -> SlotArray:
+        """Return the slots of some regions that nobody holds."""
+        counts = np.array([r.count for r in regions], dtype=np.int64)
+        ends = np.cumsum(counts)
+        if not regions or ends[-1] > _FEW:
+            return np.concatenate([np.empty(0, dtype=np.int64), *map(self.evictable, regions)])
+        starts = np.array([r.number for r in regions], dtype=np.int64) * self._regions.stride
+        slots: SlotArray = np.repeat(starts - (ends - counts), counts) + np.arange(ends[-1])
+        held = (self._slots.phase[slots] != READY) | (self._slots.pins[slots] != 0)
+        return np.delete(slots, held)
 
     def _still_true(self, slots: SlotArray, ranks: NDArray[np.int64], fresh: bool) -> Victims:
         good = (self._slots.phase[slots] == READY) & (self._slots.pins[slots] == 0)

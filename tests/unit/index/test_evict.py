@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
+from random import Random
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvpool.index import evict
 from kvpool.index.evict import Evictor, _lowest
 from kvpool.index.phases import Phase
 from kvpool.index.policy.lru import Lru
@@ -65,3 +68,27 @@ def test_forgotten_victims_are_looked_for_anew(many: tuple[SlotTable, Lru, Evict
     evictor.forget(CLS)
 
     assert evictor.victims(CLS, 2).slots.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("few", [0, evict._FEW])
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=6), st.randoms(use_true_random=False))
+def test_all_regions_of_a_class_are_searched(few: int, counts: list[int], chance: Random) -> None:
+    stride = 16
+    regions = Regions(len(counts) + 1, stride, stride, lambda number, *_: counts[number])
+    slots, policy = SlotTable((len(counts) + 1) * stride), Lru((len(counts) + 1) * stride)
+    for number in chance.sample(range(len(counts)), len(counts)):
+        regions.open(number, CLS)
+    drained = regions.of(CLS)[0] if len(counts) > 1 else None
+    if drained is not None:
+        regions.take(CLS, sum(counts))
+        regions.drain(drained, 0.0)
+    there = [n * stride + i for n, count in enumerate(counts) for i in range(count)]
+    slots.phase[there] = [chance.choice(list(Phase)) for _ in there]
+    slots.pins[there] = [chance.randrange(2) for _ in there]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evict, "_FEW", few)
+        found = Evictor(slots, regions, policy).victims(CLS, len(there)).slots.tolist()
+
+    wanted = [s for s in there if slots.phase[s] == Phase.READY and not slots.pins[s]]
+    assert sorted(found) == [s for s in wanted if drained is None or s // stride != drained.number]
