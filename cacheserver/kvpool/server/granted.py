@@ -22,13 +22,17 @@ from kvpool.model.slots import CHECK, Disposition, SlotArray
 from kvpool.server.movers import Movers
 from kvpool.transfer.mover.messages import Direction, Revoked
 
-__all__ = ["NO_CHECKS", "Granted", "Lease", "Over", "Rows"]
+__all__ = ["NO_CHECKS", "Granted", "Lease", "Over", "Rows", "sampled"]
 
 _NAME_BYTES: Final = 8
 _BYTES: Final = {d: series_key("kvpool_ring_bytes_total", direction=d.value) for d in Direction}
 _CHECKS: Final = {d: series_key("kvpool_ring_checksums_total", direction=d.value) for d in Direction}
 NO_CHECKS: Final = np.empty(0, dtype=CHECK)
 _WHICH: Final = {Direction.STORE: int(Disposition.WRITE), Direction.LOAD: int(Disposition.IN_PLACE)}
+
+_SPARED: Final = 6
+"""While one core makes the checksum of a chunk, the link moves about so many. The last ones of a store have none where
+there are others, so that its end does not wait for a checksum."""
 
 Rows = NDArray[np.void]
 Lease = tuple[bytes, ...]
@@ -55,6 +59,21 @@ class _Grant:
     revoked: bool = False
     overs: list[Over] = field(default_factory=list)
     """Who waits for its end, in order."""
+
+
+def sampled(chunks: int, count: int, within: float) -> NDArray[np.int64]:
+    """Choose *count* of a store's *chunks*, evenly spread over all but the last few.
+
+    Args:
+        chunks: how many there are.
+        count: how many of them.
+        within: where in its stretch each one is, from 0 to 1.
+    """
+    span = max(1, chunks - _SPARED)
+    if count > span:
+        return np.arange(count, dtype=np.int64)
+    places = (np.arange(count) + within) * (span / max(1, count))
+    return np.minimum(places.astype(np.int64), span - 1)
 
 
 class Granted:
@@ -186,11 +205,14 @@ class Granted:
 
     def _to_make(self, chosen: NDArray[np.bool_]) -> Rows:
         """Return the checksums that are to be made of some chunks: a share of them, evenly spread over all stores."""
-        credit = self._credit + self._checksums * np.cumsum(chosen)
-        sampled = chosen & (np.floor(credit) > np.floor(np.concatenate(([self._credit], credit[:-1]))))
-        self._credit = float(credit[-1] % 1)
+        rows = np.flatnonzero(chosen)
+        before, self._credit = self._credit, self._credit + self._checksums * len(rows)
+        count = int(self._credit)
+        self._credit -= count
+        # Where in the store the first one would be if the last chunks were not spared: anywhere, from store to store.
+        within = count * (1 - before) / (self._credit + count - before) if count else 0.0
         checks = np.zeros(len(chosen), dtype=CHECK)
-        checks["kind"][sampled] = int(PREFERRED)
+        checks["kind"][rows[sampled(len(rows), count, within)]] = int(PREFERRED)
         return checks
 
     def _lives(self, lease: Lease, way: Direction) -> bool:

@@ -3,11 +3,13 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvpool.metrics.numbers import Numbers
 from kvpool.model.checksum import PREFERRED
 from kvpool.model.slots import CHECK, PLACEMENT, Disposition
-from kvpool.server.granted import Granted
+from kvpool.server.granted import Granted, sampled
 from kvpool.transfer.mover.messages import Direction
 
 
@@ -36,21 +38,40 @@ def kinds(share: float, stores: list[list[int]]) -> list[list[int]]:
     for number, dispositions in enumerate(stores):
         rows = np.zeros(len(dispositions), dtype=PLACEMENT)
         rows["disposition"] = dispositions
-        granted.grant(b"m", Direction.STORE, (b"c", bytes([number])), rows, 0.0)
+        granted.grant(b"m", Direction.STORE, (b"c", number.to_bytes(2)), rows, 0.0)
     return [np.frombuffer(checks, dtype=CHECK)["kind"].tolist() for checks in movers.asked]
 
 
 WRITE, PRESENT = int(Disposition.WRITE), int(Disposition.PRESENT)
 
 
-def test_a_quarter_is_every_fourth_chunk_also_over_several_stores() -> None:
-    found = kinds(0.25, [[WRITE] * 3, [WRITE] * 3, [WRITE] * 6])
+def test_a_share_is_kept_also_over_several_stores() -> None:
+    found = kinds(0.25, [[WRITE] * 3, [WRITE] * 3, [WRITE] * 13])
 
-    assert found == [[], [PREFERRED, 0, 0], [0, PREFERRED, 0, 0, 0, PREFERRED]]
+    assert found == [[], [PREFERRED, 0, 0], [0, PREFERRED, 0, PREFERRED, 0, PREFERRED, *[0] * 7]]
 
 
 def test_what_is_not_written_has_none_and_does_not_count() -> None:
-    assert kinds(0.5, [[WRITE, PRESENT, PRESENT, WRITE, WRITE]]) == [[0, 0, 0, PREFERRED, 0]]
+    assert kinds(0.5, [[PRESENT, WRITE, PRESENT, WRITE, WRITE]]) == [[0, PREFERRED, 0, 0, 0]]
+
+
+def test_the_end_of_a_store_waits_for_no_checksum() -> None:
+    sizes = np.random.default_rng(2).integers(1, 40, 250).tolist()
+    found = kinds(0.05, [[WRITE] * n for size in sizes for n in (size, 16)])[1::2]
+
+    seen = np.flatnonzero(np.any([row for row in found if row], axis=0)).tolist()
+    assert seen == list(range(10)), "every place before the last six has its turn"
+
+
+@given(st.integers(1, 600), st.data())
+def test_so_many_chunks_as_are_wanted_are_sampled(chunks: int, data: st.DataObject) -> None:
+    count = data.draw(st.integers(0, chunks))
+    within = data.draw(st.floats(0, 1))
+
+    found = sampled(chunks, count, within).tolist()
+
+    assert len(set(found)) == len(found) == count
+    assert all(0 <= place < max(chunks - 6, count, 1) for place in found)
 
 
 def test_all_or_none() -> None:
