@@ -57,9 +57,10 @@ class Lane(Generic[W]):
         return True
 
     def kick(self) -> None:
-        """Look at the queue again: something that work waits for may have come."""
+        """Look at the queue again: something that work waits for may have come. Wakes nobody if the queue is empty."""
         with self._changed:
-            self._changed.notify()
+            if self._queue:
+                self._changed.notify()
 
     def withdraw(self, which: Callable[[W], bool]) -> tuple[list[W], list[W]]:
         """Take queued work out; returns it, and what is such of the running work, which goes on."""

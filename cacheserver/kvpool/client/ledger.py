@@ -61,15 +61,20 @@ class Ledger:
         with self._lock:
             return self._lock.wait_for(lambda: not self._stores and not self._loads, timeout_s)
 
-    def take(self) -> Finished:
-        """Return the requests that have nothing left of a kind, each end once."""
+    def take(self, timeout_s: float = 0.0) -> Finished:
+        """Return the requests that have nothing left of a kind, each end once; waits for at least one, if told so."""
         with self._lock:
+            if timeout_s:
+                self._lock.wait_for(self._has_ended, timeout_s)
             stored = frozenset(r for r in self._stored if r not in self._stores)
             self._stored -= stored
             loaded = {r: bad for r, bad in self._loaded.items() if r not in self._loads}
             for request_id in loaded:
                 del self._loaded[request_id]
         return Finished(stored, loaded)
+
+    def _has_ended(self) -> bool:
+        return not (self._stores.keys() >= self._stored and self._loads.keys() >= self._loaded.keys())
 
     def count(self, name: str, amount: float = 1) -> None:
         """Add to a counter."""

@@ -92,10 +92,10 @@ class WorkerAdapter:
         else:
             work.abandon("queue")
 
-    def poll(self) -> Finished:
-        """Return what ended since the last poll; each end is told once. Never waits."""
+    def poll(self, timeout_s: float = 0.0) -> Finished:
+        """Return what ended since the last poll; each end is told once. Waits at most *timeout_s* for the first one."""
         self._stores.kick()
-        return self._ledger.take()
+        return self._ledger.take(timeout_s)
 
     def has_stores(self, request_id: str) -> bool:
         """True while a store of the request is under way."""

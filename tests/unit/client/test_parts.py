@@ -206,6 +206,24 @@ def test_a_lane_runs_what_is_due_first_and_survives_exceptions(caplog):
     assert not lane.add(goes)
 
 
+def test_a_kick_wakes_no_lane_that_has_nothing_to_look_at():
+    log: list[str] = []
+    lane = Lane("lane", 10)
+    step = Step("step", log)
+    step.due = True
+    assert lane.add(step)
+    until(lambda: len(log) == 2)
+    looks, real = [], lane._changed.notify
+    lane._changed.notify = lambda: (looks.append(1), real())[1]
+
+    for _ in range(10):
+        lane.kick()
+
+    assert looks == []
+    assert lane.close() == []
+    assert lane.join(5)
+
+
 class Slow(Step):
     """Work that leaves moves under way until the test lets them end."""
 
@@ -280,6 +298,18 @@ def test_the_ledger_counts_jobs_and_tells_each_end_once():
     assert (ended.stored, ended.loaded) == (frozenset({"a"}), {"b": frozenset({3})})
     assert not ledger.take().stored
     assert not ledger.has_stores("a")
+
+
+def test_the_ledger_wakes_who_waits_for_an_end():
+    ledger = Ledger()
+    ledger.begin_store("a")
+    ledger.begin_store("b")
+    ledger.end_store("b")
+    assert ledger.take(60).stored == frozenset({"b"}), "at once: it has ended already"
+    threading.Timer(0.05, lambda: ledger.end_store("a")).start()
+
+    assert ledger.take(60).stored == frozenset({"a"})
+    assert not ledger.take(0.01).stored
 
 
 def test_the_ledger_holds_under_many_threads():

@@ -33,7 +33,7 @@ PLANES: Final = 64
 
 BLOCK_TOKENS: Final = 16
 _READY_S: Final = 60.0
-_POLL_S: Final = 0.00005
+_POLL_S: Final = 0.0005
 _POISON: Final = 0xA5
 _PAUSE: Final = threading.Event()
 
@@ -174,13 +174,10 @@ class GpuEngine:
 
     def ended(self) -> tuple[frozenset[str], dict[str, frozenset[int]]]:
         """Wait until something ended; returns stores, and loads with their bad blocks."""
-        pause = time.monotonic() + _READY_S
-        while time.monotonic() < pause:
-            finished = self.worker.poll()
-            if finished.stored or finished.loaded:
-                return finished.stored, finished.loaded
-            _rest()
-        raise Failure("nothing ended within a minute")
+        finished = self.worker.poll(_READY_S)
+        if not (finished.stored or finished.loaded):
+            raise Failure("nothing ended within a minute")
+        return finished.stored, finished.loaded
 
     def told(self) -> str:
         """Say what became of jobs so far, and why there is no ring."""
