@@ -12,6 +12,8 @@ POISON = 0xA5
 class NumpyBlocks:
     """``blocks`` blocks of ``block_bytes``; a test may hold gathers and scatters at ``gate``."""
 
+    locks = None
+
     def __init__(self, blocks: int, block_bytes: int) -> None:
         self.memory = np.full((blocks, block_bytes), POISON, dtype=np.uint8)
         self.gate = threading.Event()

@@ -10,6 +10,7 @@ import ctypes
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,12 @@ from tests.fakes.mapped_device import map_files, mapped, move
 from kvpool.transfer.plan import PlaneTable
 
 UUID = bytes(16)
+NOT_SUPPORTED = 801
+
+
+def is_mapped(address: int) -> bool:
+    ends = [line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines()]
+    return any(int(start, 16) <= address < int(end, 16) for start, end in ends)
 
 
 class LazyDriver(dict[str, Callable[..., int]]):
@@ -31,14 +38,17 @@ class LazyDriver(dict[str, Callable[..., int]]):
         self._done: dict[int, int] = defaultdict(int)
         self._events: dict[int, tuple[int, int]] = {}
         self.ran: list[str] = []
+        self.registered: dict[int, int] = {}
+        """Flags by address."""
+
+        self.refused = 0
+        """Flags that no registration may have."""
 
     def __missing__(self, name: str) -> Callable[..., int]:
         known = getattr(self, name, None)
 
         def call(*arguments: Any) -> int:
-            if known is not None:
-                known(*arguments)
-            return 0
+            return (known(*arguments) or 0) if known is not None else 0
 
         self[name] = call
         return call
@@ -68,10 +78,24 @@ class LazyDriver(dict[str, Callable[..., int]]):
         self.put(stream, "after", lambda: self.run(*there))
 
     def cuEventSynchronize(self, event: int) -> None:
-        self.run(*self._events[event])
+        self.run(*self._events.get(event, (0, 0)))
 
     def cuStreamSynchronize(self, stream: int) -> None:
         self.run(stream, len(self._queued[stream]))
+
+    # --- what is registered ----------------------------------------------------------------------------------------
+
+    def cuMemHostRegister_v2(self, address: int, length: int, flags: int) -> int:
+        assert length > 0
+        if flags & self.refused:
+            return NOT_SUPPORTED
+        assert address not in self.registered
+        self.registered[address] = flags
+        return 0
+
+    def cuMemHostUnregister(self, address: int) -> None:
+        del self.registered[address]
+        assert is_mapped(address), "it has to be there until it is unregistered"
 
     # --- what is made ----------------------------------------------------------------------------------------------
 

@@ -13,6 +13,8 @@ import sys
 import threading
 from pathlib import Path
 
+from tests.fakes.blocks import NumpyBlocks
+
 import kvpool
 from kvpool.cli.bench.client import BenchClient, register
 from kvpool.cli.bench.payload import Payload, bench_namespace, make_chain
@@ -49,7 +51,7 @@ def watch(config: ClientConfig) -> dict[str, object]:
     keeper._RETRY_REFUSED_S = 0.1
     link = Link(config, ClientKind.WORKER)
     link.registration = register(bench_namespace(SHARD_BYTES, 0), SHARD_BYTES, (Mode.STREAMED,))
-    worker = WorkerAdapter(link, None, config)  # type: ignore[arg-type] - no bytes will move
+    worker = WorkerAdapter(link, NumpyBlocks(1, 1), config)
     link.start()
     threading.Event().wait(TRIES_S)
     state = link.state

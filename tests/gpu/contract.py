@@ -30,6 +30,10 @@ class StagedBlocks(NumpyBlocks):
 
     staged = None
 
+    @property
+    def locks(self):
+        return self.staged.locks
+
     def gather(self, group, block_ids, out) -> None:
         self.pass_gate(block_ids)
         self.staged.gather(group, block_ids, out)

@@ -9,10 +9,19 @@ from tests.contract.test_transfer_contract import *  # noqa: F403 - its tests, o
 from tests.contract.test_transfer_contract import BLOCKS, LEASE_S, engine, way
 from tests.fakes.server_process import ServerProcess
 from tests.gpu.contract import GpuEngine
+from tests.integration.test_client_moved_device import (
+    test_copy_engines_move_to_and_from_the_arena_once_it_is_locked,
+)
 
 from kvpool.model.identity import Mode
 
-__all__ = ["engine", "new_engine", "server", "way"]
+__all__ = [
+    "engine",
+    "new_engine",
+    "server",
+    "test_copy_engines_move_to_and_from_the_arena_once_it_is_locked",
+    "way",
+]
 
 
 @pytest.fixture(scope="module")

@@ -249,13 +249,13 @@ def test_a_client_maps_only_its_own_tenants_regions_and_read_only_unless_it_writ
         b.store(digests(1, "streamed"))
         a.load(a.lookup(KEYS), TARGET)
         segments = a.worker_link.segments
-        (region, view), *_ = segments._readable.items()
+        (region, mapping), *_ = segments._readable.items()
 
-        assert view.readonly
-        assert not segments._writable[region].readonly
+        assert memoryview(mapping).readonly
+        assert not memoryview(segments._writable[region]).readonly
         from kvpool.model.errors import CacheError
 
-        regions = numbers(a).l1_bytes // len(view)
+        regions = numbers(a).l1_bytes // len(mapping)
         for other in range(regions):
             if other != region:
                 with pytest.raises(CacheError):

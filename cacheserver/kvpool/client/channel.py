@@ -71,18 +71,20 @@ class Wanted:
 class Writer(Protocol):
     """Brings the chunks of one store to their slots."""
 
-    def put(self, chunk: int, row: np.void, fill: Fill) -> bytes:
-        """Let *fill* make the bytes of one chunk and send them on their way.
-
-        Returns:
-            The checksum, made as ``kvpool.model.checksum.PREFERRED``. *fill* is over, the way to the slot may not be.
+    def put(self, chunk: int, row: np.void, fill: Fill) -> None:
+        """Let *fill* make the bytes of one chunk and send them on their way, which may not be over yet.
 
         Raises:
-            CacheError: the bytes cannot get there; nothing of this chunk may be committed.
+            CacheError: the bytes cannot get there.
         """
 
-    def finish(self) -> frozenset[int]:
-        """Wait until all is there; returns the chunks that did not get there."""
+    def finish(self) -> dict[int, bytes]:
+        """Wait until all is there.
+
+        Returns:
+            The checksums of the chunks that got there, made as ``kvpool.model.checksum.PREFERRED``; nothing of any
+            other chunk may be committed.
+        """
 
 
 class Reader(Protocol):

@@ -10,6 +10,7 @@ from typing import Final
 
 from kvpool.client.desk import Desk
 from kvpool.client.gate import CopyGate
+from kvpool.client.ports import PageLocks
 from kvpool.client.segments import Segments
 from kvpool.client.session import Session, SessionOverError
 from kvpool.client.socket import Door
@@ -59,7 +60,10 @@ class _NotAcceptedError(Exception):
 
 
 class Keeper:
-    """What the link's thread does. Others may set ``registration``, and read ``segments`` (in the gate) and counts."""
+    """What the link's thread does.
+
+    Others may set ``registration`` and ``locks``, and read ``segments`` (in the gate) and counts.
+    """
 
     def __init__(
         self,
@@ -78,6 +82,7 @@ class Keeper:
         self._goodbye_s = 0.0
         self.registration: Register | None = None
         self.segments: Segments | None = None
+        self.locks: PageLocks | None = None
         self.sessions = self.sessions_lost = self.faults = 0
 
     def stop(self, goodbye_s: float) -> None:
@@ -139,7 +144,7 @@ class Keeper:
         if self._accept is not None and (reason := self._accept(welcome)) is not None:
             raise _NotAcceptedError(reason)
         if session.descriptors is not None:
-            self.segments = Segments(session.descriptors.fetch)
+            self.segments = Segments(session.descriptors.fetch, self.locks)
         if session.kind is ClientKind.PROBE:
             self._healthy(session, None)
         elif self.registration is None:

@@ -22,6 +22,7 @@ from kvpool.client.gate import CopyGate
 from kvpool.client.keeper import Keeper
 from kvpool.client.locate import Clues, Locator, sources
 from kvpool.client.names import Names
+from kvpool.client.ports import PageLocks
 from kvpool.client.rollcall import Answered, who_they_are
 from kvpool.client.segments import Segments
 from kvpool.client.session import Session, SessionOverError, greeting
@@ -89,6 +90,15 @@ class Link:
     def segments(self) -> Segments | None:
         """Mapped regions of the session, to be used inside the gate; None if the server hands out none."""
         return self._keeper.segments
+
+    @property
+    def locks(self) -> PageLocks | None:
+        """Who locks the pages of mapped regions, for blocks that copy engines move. Set before ``start``."""
+        return self._keeper.locks
+
+    @locks.setter
+    def locks(self, value: PageLocks | None) -> None:
+        self._keeper.locks = value
 
     @property
     def registration(self) -> Register | None:

@@ -225,15 +225,14 @@ class Storing:
             writer = StreamedWriter(self._copying, self._store_id, self.job.first)
         try:
             for chunk in np.flatnonzero(rows["disposition"] == Disposition.WRITE).tolist():
-                digest = writer.put(chunk, rows[chunk], partial(self._gather, chunk))
-                self._checksums[chunk] = np.frombuffer(digest, dtype=np.uint8)
-                self._complete[chunk] = 1
+                writer.put(chunk, rows[chunk], partial(self._gather, chunk))
         except (CacheError, _StoppedError) as e:
             log.debug("store of %s stopped: %s", self.job.request_id, e)
         finally:
             self._end_reading()
-            for chunk in writer.finish():
-                self._complete[chunk] = 0
+            for chunk, digest in writer.finish().items():
+                self._checksums[chunk] = np.frombuffer(digest, dtype=np.uint8)
+                self._complete[chunk] = 1
 
     def _gather(self, chunk: int, out: memoryview) -> None:
         with self._gathering:

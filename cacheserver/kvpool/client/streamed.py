@@ -29,9 +29,9 @@ class StreamedWriter:
         self._first = first
         self._under_way: deque[tuple[int, list[Call[Wrote]], bytearray]] = deque()
         self._spare: list[bytearray] = []
-        self._failed: set[int] = set()
+        self._made: dict[int, bytes] = {}
 
-    def put(self, chunk: int, row: np.void, fill: Fill) -> bytes:
+    def put(self, chunk: int, row: np.void, fill: Fill) -> None:
         """Make one chunk's bytes in a buffer and queue its pieces; see Writer."""
         length = int(row["length"])
         buffer = self._buffer(length)
@@ -47,13 +47,13 @@ class StreamedWriter:
             for offset, end in _pieces(length, self._errand.limits)
         ]
         self._under_way.append((chunk, calls, buffer))
-        return digest
+        self._made[chunk] = digest
 
-    def finish(self) -> frozenset[int]:
+    def finish(self) -> dict[int, bytes]:
         """Wait for the pieces under way; see Writer."""
         while self._under_way:
             self._settle()
-        return frozenset(self._failed)
+        return self._made
 
     def _buffer(self, length: int) -> bytearray:
         while len(self._under_way) >= _chunks_ahead(length, self._errand.limits):
@@ -70,7 +70,7 @@ class StreamedWriter:
             call.wait()
         if any(call.error() for call in calls):
             # Its buffer is not used again: a piece may still wait to be sent.
-            self._failed.add(chunk)
+            del self._made[chunk]
         else:
             self._spare.append(buffer)
 

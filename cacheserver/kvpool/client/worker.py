@@ -49,6 +49,7 @@ class WorkerAdapter:
         queue_jobs: int = 1024,
     ) -> None:
         """Start the two transfer threads; *queue_jobs* bounds each one's queue; *rings*: what chunks may go through."""
+        link.locks = blocks.locks
         self._rings = rings
         self._link = link
         self._blocks = blocks

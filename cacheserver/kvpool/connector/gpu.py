@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvpool.client.ports import BlockPort
+from kvpool.client.ports import BlockPort, PageLocks
 from kvpool.client.ringing import RingKeeper
 from kvpool.config import ClientConfig
 from kvpool.connector.mapped import MappedOffer
@@ -38,6 +38,8 @@ _STAGE_BYTES: Final = 4 << 20
 
 class NoKernel:
     """A ``BlockPort`` of an engine whose blocks a mover alone can reach: what comes any other way is lost."""
+
+    locks: PageLocks | None = None
 
     def __init__(self, missing: str) -> None:
         self._missing = missing

@@ -26,7 +26,7 @@ _UNTIMED: Final = 2
 _NON_BLOCKING: Final = 1
 _RELAXED: Final = 2
 _LAZY_PEER: Final = 1
-_PAGE_LOCKED: Final = 0
+_READ_ONLY: Final = 8
 _IS_LEGACY_IPC: Final = 10
 _DESCRIPTOR: Final = 1
 _ON_DEVICE: Final = 1
@@ -220,6 +220,17 @@ class Context:
         finally:
             _made("cuCtxPopCurrent_v2")
 
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """As ``entered``, with what ``use`` says of captures: for threads that may be anybody's."""
+        with self.entered():
+            mode = c_int(_RELAXED)
+            _call("cuThreadExchangeStreamCaptureMode", byref(mode))
+            try:
+                yield
+            finally:
+                _call("cuThreadExchangeStreamCaptureMode", byref(mode))
+
     def free_bytes(self) -> int:
         """Return the device's free memory."""
         free, total = c_size_t(), c_size_t()
@@ -307,9 +318,12 @@ class Context:
         """Free what ``allocate_host`` returned."""
         _call("cuMemFreeHost", address)
 
-    def register(self, address: int, length: int) -> None:
-        """Page-lock host memory so that copies to and from it run by themselves. 0.04 s/GiB once touched."""
-        _call("cuMemHostRegister_v2", address, length, _PAGE_LOCKED)
+    def register(self, address: int, length: int, *, writable: bool = True) -> None:
+        """Page-lock host memory so that copies to and from it run by themselves. 0.04 s/GiB once touched.
+
+        Where this process may not write to it, the device may not, either.
+        """
+        _call("cuMemHostRegister_v2", address, length, 0 if writable else _READ_ONLY)
 
     def unregister(self, address: int) -> None:
         """Undo ``register``."""

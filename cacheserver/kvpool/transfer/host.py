@@ -11,6 +11,7 @@ import ctypes
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,6 +83,8 @@ class HostBlocks:
 
     ``gather`` and ``scatter`` may run at the same time in different threads, as long as nobody writes what is gathered.
     """
+
+    locks: Final = None
 
     def __init__(self, layouts: Sequence[Layout], storages: Sequence[NDArray[np.uint8]]) -> None:
         """Serve one group for each of *layouts*, over the same storages."""

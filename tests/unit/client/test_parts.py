@@ -107,9 +107,10 @@ def test_mappings_are_not_inherited_by_a_fork_and_go_when_dropped(fetched):
     assert not mappings()
 
 
-def resident_bytes():
-    (mapping,) = mappings()
-    return int(re.search(r"Rss: +(\d+) kB", mapping)[1]) << 10
+def resident_bytes(expected=1):
+    found = [int(re.search(r"Rss: +(\d+) kB", mapping)[1]) << 10 for mapping in mappings()]
+    assert len(found) == expected
+    return min(found)
 
 
 @pytest.mark.parametrize("way", ["reading", "writing"])
@@ -120,6 +121,106 @@ def test_the_pages_of_a_part_are_mapped_at_once_and_no_others(fetched, way):
 
     assert resident_bytes() == 3 * 4096
     assert bytes(part) == bytes(2 * 4096)
+
+
+class Locks:
+    """Locks of pages that a test may hold at ``gate`` or refuse."""
+
+    def __init__(self):
+        self.gate, self.entered, self.refuses = threading.Event(), threading.Event(), False
+        self.gate.set()
+        self.locked: dict[int, tuple[int, bool]] = {}
+
+    def lock(self, address, length, *, writable):
+        self.entered.set()
+        assert self.gate.wait(30)
+        if self.refuses:
+            return False
+        assert address not in self.locked
+        self.locked[address] = (length, writable)
+        return True
+
+    def unlock(self, address):
+        del self.locked[address]
+        assert mappings(), "not unmapped before"
+
+
+@pytest.fixture
+def locks():
+    return Locks()
+
+
+@pytest.fixture
+def lockable(fetched, locks):
+    return Segments(fetched[1]._fetch, locks)
+
+
+def test_pages_of_regions_are_locked_once_and_let_go_before_they_are_unmapped(lockable, locks):
+    for _ in range(3):
+        lockable.reading(7, 0, 16)
+        lockable.writing(7, 16, 16)
+    until(lambda: sorted(locks.locked.values()) == [(REGION, False), (REGION, True)])
+    assert resident_bytes(2) == REGION
+
+    lockable.drop()
+
+    assert not locks.locked
+    assert not mappings()
+
+
+def test_locks_last_as_long_as_a_copy_does(lockable, locks):
+    view = lockable.writing(7, 0, 16)
+    until(lambda: locks.locked)
+
+    lockable.drop()
+    assert locks.locked
+    view[:] = bytes(16)
+    del view
+
+    assert not locks.locked
+    assert not mappings()
+
+
+def test_a_region_is_used_while_its_pages_are_being_locked_and_dropping_waits(lockable, locks):
+    locks.gate.clear()
+    lockable.writing(7, 0, 4)[:] = b"abcd"
+    assert locks.entered.wait(10)
+    lockable.reading(8, 0, 4)
+
+    dropping = threading.Thread(target=lockable.drop)
+    dropping.start()
+    until(lambda: not len(lockable))
+    assert dropping.is_alive()
+    assert mappings()
+    locks.gate.set()
+    dropping.join(10)
+
+    assert not locks.locked, "the other one's were never locked"
+    assert not mappings()
+
+
+def test_pages_that_cannot_be_locked_are_used_all_the_same(lockable, locks):
+    locks.refuses = True
+    lockable.writing(7, 0, 4)[:] = b"abcd"
+    assert locks.entered.wait(10)
+
+    assert bytes(lockable.reading(7, 0, 4)) == b"abcd"
+    lockable.drop()
+    assert not mappings()
+
+
+def test_a_fault_while_pages_are_locked_costs_those_alone(lockable, locks, caplog):
+    real = locks.lock
+    locks.lock = None
+    lockable.writing(7, 0, 4)[:] = b"abcd"
+    until(lambda: "locking mapped memory failed" in caplog.text)
+
+    locks.lock = real
+    lockable.writing(8, 0, 4)
+
+    until(lambda: len(locks.locked) == 1)
+    assert bytes(lockable.reading(7, 0, 4)) == b"abcd"
+    lockable.drop()
 
 
 @pytest.mark.parametrize(("offset", "length"), [(REGION, 1), (0, REGION + 1), (1 << 40, 8)])

@@ -46,6 +46,7 @@ class _Blocks:
 
     def __init__(self, blocks: int, shard_bytes: int) -> None:
         self.bytes: NDArray[np.uint8] = np.zeros((blocks, shard_bytes), np.uint8)
+        self.locks = None
 
     def gather(self, group: int, block_ids: NDArray[np.int64], out: memoryview) -> None:
         """Copy the chunk's block into *out*."""
