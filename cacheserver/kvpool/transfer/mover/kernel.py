@@ -2,16 +2,18 @@
 """The kernel in CUDA C++ through CuPy, for the mover's mapped mode: ``kernels.move`` again, over the same table."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import cupy
 
+from kvpool.transfer.cuda import Kernel
 from kvpool.transfer.plan import PlaneTable
 
 __all__ = ["MoveKernel"]
 
 _THREADS: Final = 128
 _PROGRAMS: Final = 528
+_PARAMETERS: Final = 10
 _TYPES: Final = {16: "uint4", 8: "unsigned long long", 4: "unsigned int", 2: "unsigned short", 1: "unsigned char"}
 
 _SOURCE: Final = r"""
@@ -38,17 +40,18 @@ __global__ void move(const number* table, const number* ids, char* slot, number 
 
 
 class MoveKernel:
-    """Gather and scatter for one layout, compiled for the current device."""
+    """Gather and scatter for one layout, compiled for the current device. Each of both is used by one thread."""
 
     def __init__(self, table: PlaneTable) -> None:
         """Compile; a second the first time, then CuPy's cache."""
         self._word = table.word_bytes
         names = [f"move<{_TYPES[table.unit]}, {flag}>" for flag in ("false", "true")]
         module = cupy.RawModule(code=_SOURCE, options=("-std=c++17",), name_expressions=names)
-        self._functions: list[Any] = [module.get_function(name) for name in names]
+        functions = [module.get_function(name).kernel for name in names]
+        self._module = module  # the functions go with it
+        self._kernels = [Kernel(function.ptr, _THREADS, 0, _PARAMETERS) for function in functions]
 
     def launch(self, arguments: Sequence[int], stream: int, *, scatter: bool) -> None:
         """Put a launch into a stream of the driver's; *arguments* as for ``kernels.move``."""
-        numbers = tuple(cupy.int64(n) for n in (*arguments, self._word))
-        with cupy.cuda.ExternalStream(stream):
-            self._functions[scatter]((min(_PROGRAMS, max(1, arguments[3])),), (_THREADS,), numbers)
+        programs = min(_PROGRAMS, max(1, arguments[3]))
+        self._kernels[scatter].launch(programs, (*arguments, self._word), stream)
