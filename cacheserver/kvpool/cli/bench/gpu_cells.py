@@ -29,6 +29,9 @@ _ROUNDS: Final = 12
 _DEPTH: Final = 2
 _TICK: Final = os.sysconf("SC_CLK_TCK")
 _SMALL_GIB: Final = 0.5
+_FILLS: Final = 2
+"""A client that maps memory takes new memory at the first time, and locks its pages while it stores."""
+
 _SMALL_RUN: Final = 4096
 
 
@@ -103,6 +106,9 @@ def moving(rig: Rig, run: int, work: Work | None = None, ways: Ways | None = Non
     label = run_name(run)
     with engine_for(rig, run) as engine:
         compared = 0
+        if rig.config.modes[0] is Mode.CLIENT_MOVED:
+            for _ in range(_FILLS):
+                _fill(rig, engine)
         for way, kinds in (ways or WAYS).items():
             # Each time anew: what the stores of a cell bring drives out what was there before.
             known, more = checked(engine)
@@ -184,9 +190,14 @@ def _mapped(rig: Rig, run: int) -> list[Cell]:
 def warm(rig: Rig, run: int) -> None:
     """Store until all of the server's memory was used once: nothing is measured in memory that nobody touched."""
     with engine_for(rig, run) as engine:
-        for _ in range(-(-rig.l1_bytes // (engine.cache.chunks * engine.cache.chunk_bytes)) + 1):
-            engine.store(Request(engine.cache.chunks))
-            engine.ended()
+        _fill(rig, engine)
+
+
+def _fill(rig: Rig, engine: GpuEngine) -> None:
+    """Store as much as the server has memory for."""
+    for _ in range(-(-rig.l1_bytes // (engine.cache.chunks * engine.cache.chunk_bytes)) + 1):
+        engine.store(Request(engine.cache.chunks))
+        engine.ended()
 
 
 def engine_for(rig: Rig, run: int, tokens: int = 0) -> GpuEngine:
