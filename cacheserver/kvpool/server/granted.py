@@ -67,13 +67,14 @@ def sampled(chunks: int, count: int, within: float) -> NDArray[np.int64]:
     Args:
         chunks: how many there are.
         count: how many of them.
-        within: where in its stretch each one is, from 0 to 1.
+        within: where in its stretch each one is: above 0, 1 for the end.
     """
     span = max(1, chunks - _SPARED)
     if count > span:
         return np.arange(count, dtype=np.int64)
-    places = (np.arange(count) + within) * (span / max(1, count))
-    return np.minimum(places.astype(np.int64), span - 1)
+    ends: NDArray[np.float64] = (np.arange(count) + within) * (span / max(1, count))
+    places: NDArray[np.int64] = np.ceil(ends.round(6)).astype(np.int64) - 1
+    return places
 
 
 class Granted:
@@ -210,7 +211,7 @@ class Granted:
         count = int(self._credit)
         self._credit -= count
         # Where in the store the first one would be if the last chunks were not spared: anywhere, from store to store.
-        within = count * (1 - before) / (self._credit + count - before) if count else 0.0
+        within = count * (1 - before) / (self._credit + count - before) if count else 1.0
         checks = np.zeros(len(chosen), dtype=CHECK)
         checks["kind"][rows[sampled(len(rows), count, within)]] = int(PREFERRED)
         return checks
