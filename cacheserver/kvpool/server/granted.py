@@ -72,7 +72,7 @@ def sampled(chunks: int, count: int, within: float) -> NDArray[np.int64]:
     span = max(1, chunks - _SPARED)
     if count > span:
         return np.arange(count, dtype=np.int64)
-    ends: NDArray[np.float64] = (np.arange(count) + within) * (span / max(1, count))
+    ends = (np.arange(count) + within) * (span / max(1, count))
     places: NDArray[np.int64] = np.ceil(ends.round(6)).astype(np.int64) - 1
     return places
 
