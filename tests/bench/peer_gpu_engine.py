@@ -111,9 +111,10 @@ class Engine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.worker.shutdown()
-        self.scheduler.shutdown()
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:  # else its server may not answer, and each goodbye would wait for a minute
+            self.worker.shutdown()
+            self.scheduler.shutdown()
 
     def synchronize(self) -> None:
         """Wait for the device."""
