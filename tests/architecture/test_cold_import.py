@@ -27,7 +27,6 @@ NEEDS_ENGINE = (
     "import vllm",
     "from vllm",
     "import triton",
-    "import cupy",
     "from kvpool.transfer.kernels",
 )
 

@@ -13,8 +13,6 @@ from tests.integration.test_client_moved_device import (
     test_copy_engines_move_to_and_from_the_arena_once_it_is_locked,
 )
 
-from kvpool.model.identity import Mode
-
 __all__ = [
     "engine",
     "new_engine",
@@ -38,8 +36,6 @@ def server(tmp_path_factory):
 @pytest.fixture
 def new_engine(server, way, request):
     def make(mode=way, **options):
-        if mode is Mode.MAPPED:
-            pytest.importorskip("cupy", reason="the mover's kernel needs CuPy")
         return GpuEngine(server.address, mode, blocks=BLOCKS, model=request.node.name, **options)
 
     return make

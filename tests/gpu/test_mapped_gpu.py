@@ -23,8 +23,6 @@ from kvpool.transfer.plan import NOWHERE, slot_ids
 from kvpool.transfer.planes import Layout, Plane
 from kvpool.transfer.tensors import Storage
 
-pytest.importorskip("cupy")
-
 PER_CHUNK, CHUNKS = 8, 6
 PATIENCE_S = 60.0
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mover's kernel against the specification, over the same tables as the engine's."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from tests.gpu.layouts import BLOCKS, engine_layouts, on_host, random_layout, storages_of
@@ -9,8 +11,13 @@ from kvpool.transfer import reference
 from kvpool.transfer.plan import NOWHERE, parts_of, plane_table, slot_ids
 from kvpool.transfer.planes import Layout
 
-cupy = pytest.importorskip("cupy")
 PER_CHUNK = 8
+
+
+def on_device(array: np.ndarray) -> Any:
+    import torch
+
+    return torch.from_numpy(array).cuda()
 
 
 def check(layout: Layout, slot_bytes: int, rng: np.random.Generator) -> None:
@@ -21,27 +28,27 @@ def check(layout: Layout, slot_bytes: int, rng: np.random.Generator) -> None:
     storages = storages_of(layout, rng)
     torch.cuda.synchronize()
     table = plane_table(layout, [s.data_ptr() for s in storages])
-    kernel, stream = MoveKernel(table), cupy.cuda.Stream(non_blocking=True)
+    kernel, stream = MoveKernel(table), torch.cuda.Stream()
     chosen = rng.permutation(np.arange(1, BLOCKS))[:PER_CHUNK][None, :]
     chosen[0, rng.integers(PER_CHUNK)] = 0
     ids = slot_ids(chosen, BLOCKS, null_block=0)
-    rows, numbers = cupy.asarray(table.rows), cupy.asarray(ids)
+    rows, numbers = on_device(table.rows), on_device(ids)
     before = on_host(storages)
     whole = np.full(layout.chunk_bytes(PER_CHUNK), 0x5A, dtype=np.uint8)
     reference.gather_blocks(before, layout, ids[0], whole, NOWHERE)
     brought = rng.integers(0, 256, len(whole), dtype=np.uint8)
     for part in parts_of(layout, PER_CHUNK, slot_bytes):
-        slot = cupy.full(part.length, 0xEE, dtype=cupy.uint8)
-        cupy.cuda.get_current_stream().synchronize()
-        given = table.arguments(part, 1, PER_CHUNK, rows.data.ptr, numbers.data.ptr, slot.data.ptr)
-        kernel.launch(given, stream.ptr, scatter=False)
+        slot = on_device(np.full(part.length, 0xEE, dtype=np.uint8))
+        torch.cuda.synchronize()
+        given = table.arguments(part, 1, PER_CHUNK, rows.data_ptr(), numbers.data_ptr(), slot.data_ptr())
+        kernel.launch(given, stream.cuda_stream, scatter=False)
         stream.synchronize()
-        np.testing.assert_array_equal(slot.get(), whole[part.offset : part.offset + part.length])
+        np.testing.assert_array_equal(slot.cpu().numpy(), whole[part.offset : part.offset + part.length])
     for part in parts_of(layout, PER_CHUNK, slot_bytes):
-        slot = cupy.asarray(brought[part.offset : part.offset + part.length])
-        cupy.cuda.get_current_stream().synchronize()
-        given = table.arguments(part, 1, PER_CHUNK, rows.data.ptr, numbers.data.ptr, slot.data.ptr)
-        kernel.launch(given, stream.ptr, scatter=True)
+        slot = on_device(brought[part.offset : part.offset + part.length])
+        torch.cuda.synchronize()
+        given = table.arguments(part, 1, PER_CHUNK, rows.data_ptr(), numbers.data_ptr(), slot.data_ptr())
+        kernel.launch(given, stream.cuda_stream, scatter=True)
         stream.synchronize()
     reference.scatter_blocks(before, layout, ids[0], 0, brought, NOWHERE)
     for got, wanted in zip(on_host(storages), before, strict=True):

@@ -15,7 +15,7 @@ from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from functools import cache
 from typing import Any, Final
 
-__all__ = ["HANDLE_BYTES", "UUID_BYTES", "Context", "CudaError", "Kernel", "uuid_text"]
+__all__ = ["HANDLE_BYTES", "UUID_BYTES", "Context", "CudaError", "Kernel", "made", "uuid_text"]
 
 HANDLE_BYTES: Final = 64
 UUID_BYTES: Final = 16
@@ -100,6 +100,8 @@ _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "cuEventSynchronize": (c_void_p,),
     "cuMemcpyHtoDAsync_v2": (c_uint64, c_void_p, c_size_t, c_void_p),
     "cuMemcpyDtoHAsync_v2": (c_void_p, c_uint64, c_size_t, c_void_p),
+    "cuModuleLoadData": (c_void_p, c_char_p),
+    "cuModuleGetFunction": (c_void_p, c_uint64, c_char_p),
     "cuLaunchKernel": (c_void_p, *(c_uint,) * 7, c_void_p, c_void_p, c_void_p),
     "cuGetErrorName": (c_int, c_void_p),
 }
@@ -139,7 +141,7 @@ def _call(name: str, *arguments: Any) -> None:
         raise CudaError(name, code, _name(code))
 
 
-def _made(name: str, *arguments: Any) -> int:
+def made(name: str, *arguments: Any) -> int:
     """Call what returns a handle or an address through its first parameter."""
     value = c_uint64(0)
     _call(name, byref(value), *arguments)
@@ -176,7 +178,7 @@ class Context:
         Raises:
             CudaError: none is, or there is no driver.
         """
-        handle = _made("cuCtxGetCurrent")
+        handle = made("cuCtxGetCurrent")
         if not handle:
             raise CudaError("cuCtxGetCurrent", 0, "no context is current in this thread")
         device = c_int()
@@ -201,7 +203,7 @@ class Context:
             visible = ", ".join(map(uuid_text, seen)) or "none"
             text = f"{uuid_text(uuid)} is not visible here; visible: {visible}"
             raise CudaError("cuDeviceGet", _INVALID_DEVICE, text)
-        return cls(seen[uuid], _made("cuDevicePrimaryCtxRetain", seen[uuid]))
+        return cls(seen[uuid], made("cuDevicePrimaryCtxRetain", seen[uuid]))
 
     def use(self) -> None:
         """Make the context current in this thread for good; to be called in threads of our own.
@@ -218,7 +220,7 @@ class Context:
         try:
             yield
         finally:
-            _made("cuCtxPopCurrent_v2")
+            made("cuCtxPopCurrent_v2")
 
     @contextmanager
     def apart(self) -> Iterator[None]:
@@ -239,7 +241,7 @@ class Context:
 
     def allocate(self, length: int) -> int:
         """Return the address of new device memory, which ``export`` can share."""
-        return _made("cuMemAlloc_v2", length)
+        return made("cuMemAlloc_v2", length)
 
     def free(self, address: int) -> None:
         """Free device memory; waits for whatever uses it."""
@@ -266,7 +268,7 @@ class Context:
 
     def open(self, handle: bytes) -> int:
         """Map another process's allocation, once for each handle, until this process ends."""
-        return _made("cuIpcOpenMemHandle_v2", _HandleStruct(_Handle.from_buffer_copy(handle)), _LAZY_PEER)
+        return made("cuIpcOpenMemHandle_v2", _HandleStruct(_Handle.from_buffer_copy(handle)), _LAZY_PEER)
 
     def allocation(self, address: int) -> tuple[int, int, bool]:
         """Return the base and length of the allocation that an address lies in, and whether it has a handle.
@@ -284,7 +286,7 @@ class Context:
         Raises:
             CudaError: it was not allocated to be shared like this.
         """
-        piece, descriptor = _made("cuMemRetainAllocationHandle", address), c_int(-1)
+        piece, descriptor = made("cuMemRetainAllocationHandle", address), c_int(-1)
         try:
             _call("cuMemExportToShareableHandle", byref(descriptor), piece, _DESCRIPTOR, 0)
         finally:
@@ -294,15 +296,15 @@ class Context:
     def create(self, length: int) -> int:
         """Return the address of new virtual memory, of some times 2 MiB, which ``export_descriptor`` can share."""
         kind = _Kind(_PINNED, _DESCRIPTOR, _ON_DEVICE, self._device)
-        return self._mapped([(_made("cuMemCreate", length, byref(kind), 0), length)])
+        return self._mapped([(made("cuMemCreate", length, byref(kind), 0), length)])
 
     def map(self, pieces: Sequence[tuple[int, int]]) -> int:
         """Map pieces of another process's virtual memory (descriptor, length) one after the other, for good."""
-        return self._mapped([(_made("cuMemImportFromShareableHandle", d, _DESCRIPTOR), n) for d, n in pieces])
+        return self._mapped([(made("cuMemImportFromShareableHandle", d, _DESCRIPTOR), n) for d, n in pieces])
 
     def _mapped(self, pieces: Sequence[tuple[int, int]]) -> int:
         whole = sum(length for _, length in pieces)
-        start = at = _made("cuMemAddressReserve", whole, 0, 0, 0)
+        start = at = made("cuMemAddressReserve", whole, 0, 0, 0)
         for piece, length in pieces:
             _call("cuMemMap", at, length, 0, piece, 0)
             _call("cuMemRelease", piece)
@@ -312,17 +314,14 @@ class Context:
 
     def allocate_host(self, length: int) -> int:
         """Return the address of new page-locked host memory."""
-        return _made("cuMemAllocHost_v2", length)
+        return made("cuMemAllocHost_v2", length)
 
     def free_host(self, address: int) -> None:
         """Free what ``allocate_host`` returned."""
         _call("cuMemFreeHost", address)
 
     def register(self, address: int, length: int, *, writable: bool = True) -> None:
-        """Page-lock host memory so that copies to and from it run by themselves. 0.04 s/GiB once touched.
-
-        Where this process may not write to it, the device may not, either.
-        """
+        """Page-lock host memory so that copies to and from it run by themselves. 0.04 s/GiB once touched."""
         _call("cuMemHostRegister_v2", address, length, 0 if writable else _READ_ONLY)
 
     def unregister(self, address: int) -> None:
@@ -333,7 +332,7 @@ class Context:
         """Return a new stream that waits for no other; *urgent*: its kernels start before those of plain streams."""
         least, greatest = c_int(), c_int()
         _call("cuCtxGetStreamPriorityRange", byref(least), byref(greatest))
-        return _made("cuStreamCreateWithPriority", _NON_BLOCKING, greatest.value if urgent else least.value)
+        return made("cuStreamCreateWithPriority", _NON_BLOCKING, greatest.value if urgent else least.value)
 
     def wait_stream(self, stream: int) -> None:
         """Block until everything in the stream is done."""
@@ -348,7 +347,7 @@ class Context:
 
         One that sleeps instead was seen to wake 0.1 ms late, a sixth of the time that a ring slot takes on the link.
         """
-        return _made("cuEventCreate", _UNTIMED)
+        return made("cuEventCreate", _UNTIMED)
 
     def drop_event(self, event: int) -> None:
         """Destroy an event."""

@@ -2,9 +2,7 @@
 """The mover's CUDA device in mode mapped, over a driver that runs everything as late as it may."""
 
 import os
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -12,6 +10,7 @@ from tests.fakes.lazy_driver import UUID, LazyDriver, LazyKernel
 from tests.fakes.mapped_device import PAGE
 
 from kvpool.transfer import cuda, reference
+from kvpool.transfer.mover import kernel
 from kvpool.transfer.mover.device import CudaMoverDevice
 from kvpool.transfer.mover.messages import Direction, Piece, Ring
 from kvpool.transfer.mover.ports import DeviceFailedError, Gather, MappedGroup
@@ -69,9 +68,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> LazyDriver:
     made = LazyDriver()
     monkeypatch.setattr(cuda, "_driver", lambda: made)
     monkeypatch.setattr(LazyKernel, "driver", made, raising=False)
-    module = ModuleType("kernel")
-    module.MoveKernel = LazyKernel  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "kvpool.transfer.mover.kernel", module)
+    monkeypatch.setattr("kvpool.transfer.mover.device.MoveKernel", LazyKernel)
     return made
 
 
@@ -140,8 +137,10 @@ def test_pieces_of_virtual_memory_are_mapped_one_after_the_other(driver: LazyDri
     assert seen.tobytes() == b"".join(bytes([n]) * PAGE for n in range(3))
 
 
-def test_a_mover_without_cupy_says_what_is_missing(driver: LazyDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "kvpool.transfer.mover.kernel", None)
+def test_a_driver_that_does_not_take_the_kernel_is_named(driver: LazyDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvpool.transfer.mover.device.MoveKernel", kernel.MoveKernel)
+    kernel._module.cache_clear()
+    driver["cuModuleLoadData"] = lambda *_: 222
 
-    with pytest.raises(DeviceFailedError, match="kernel"):
+    with pytest.raises(DeviceFailedError, match="cuModuleLoadData"):
         World(driver, CHUNK)

@@ -6,7 +6,6 @@ import statistics
 import threading
 import time
 from contextlib import ExitStack, closing
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -175,8 +174,6 @@ def _mapped(rig: Rig, run: int) -> list[Cell]:
         what = f"mode mapped, runs of {run_name(size)}, {kind.__name__ if kind else 'idle'}"
         with ExitStack() as stack:
             try:
-                if find_spec("cupy") is None:
-                    raise NotReadyError("CuPy is not installed here, and the mover's kernel needs it")  # noqa: TRY301
                 work = stack.enter_context(closing(kind())) if kind else None
                 made = moving(rig, size, work)
             except NotReadyError as e:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from kvpool.transfer.cuda import Context, CudaError
 from kvpool.transfer.mover.gathering import Gathering
+from kvpool.transfer.mover.kernel import MoveKernel
 from kvpool.transfer.mover.messages import Direction, Piece, Ring
 from kvpool.transfer.mover.ports import DeviceCopy, DeviceFailedError, Gather, MappedGroup
 from kvpool.transfer.mover.runs import Costs
@@ -76,8 +77,6 @@ class CudaMoverDevice:
     def prepare(self, groups: Sequence[MappedGroup]) -> Costs:
         """See MoverDevice."""
         with _failing():
-            from kvpool.transfer.mover.kernel import MoveKernel  # noqa: PLC0415 - CuPy, in mode mapped alone
-
             self._gathering = Gathering(self._context, self._ring, self._base, groups, MoveKernel)
             return self._gathering.measure(self._streams[Direction.STORE])
 
@@ -121,5 +120,5 @@ class CudaMoverDevice:
 def _failing() -> Iterator[None]:
     try:
         yield
-    except (CudaError, ImportError) as e:
+    except CudaError as e:
         raise DeviceFailedError(str(e)) from e
