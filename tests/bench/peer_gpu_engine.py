@@ -17,6 +17,7 @@ import zmq
 from lmcache.integration.vllm import vllm_multi_process_adapter as peer
 from tests.bench.peer_gpu_compare import WrongBytes
 
+from kvpool.cli.bench.gpu_engine import freeze_garbage
 from kvpool.cli.errors import Failure
 
 BLOCK_TOKENS, CHUNK_TOKENS, LAYERS, HEAD_SIZE = 16, 256, 32, 128
@@ -109,6 +110,7 @@ class Engine:
         self._done: list[str] = []
 
     def __enter__(self) -> Self:
+        freeze_garbage()
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
