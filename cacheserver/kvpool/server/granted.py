@@ -30,9 +30,9 @@ _CHECKS: Final = {d: series_key("kvpool_ring_checksums_total", direction=d.value
 NO_CHECKS: Final = np.empty(0, dtype=CHECK)
 _WHICH: Final = {Direction.STORE: int(Disposition.WRITE), Direction.LOAD: int(Disposition.IN_PLACE)}
 
-_SPARED: Final = 6
-"""While one core makes the checksum of a chunk, the link moves about so many. The last ones of a store have none where
-there are others, so that its end does not wait for a checksum."""
+_SPARED: Final = 12
+"""While one core makes the checksum of a chunk beside copies, the link moves about so many. The last ones of a store
+have none where there are others, so that its end does not wait for a checksum."""
 
 Rows = NDArray[np.void]
 Lease = tuple[bytes, ...]

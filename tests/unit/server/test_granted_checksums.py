@@ -46,9 +46,9 @@ WRITE, PRESENT = int(Disposition.WRITE), int(Disposition.PRESENT)
 
 
 def test_a_share_is_kept_also_over_several_stores() -> None:
-    found = kinds(0.25, [[WRITE] * 3, [WRITE] * 3, [WRITE] * 13])
+    found = kinds(0.25, [[WRITE] * 3, [WRITE] * 3, [WRITE] * 19])
 
-    assert found == [[], [PREFERRED, 0, 0], [0, PREFERRED, 0, PREFERRED, 0, PREFERRED, *[0] * 7]]
+    assert found == [[], [PREFERRED, 0, 0], [*(PREFERRED * n for n in (1, 0, 1, 1, 1, 0, 1)), *[0] * 12]]
 
 
 def test_what_is_not_written_has_none_and_does_not_count() -> None:
@@ -60,7 +60,7 @@ def test_the_end_of_a_store_waits_for_no_checksum() -> None:
     found = kinds(0.05, [[WRITE] * n for size in sizes for n in (size, 16)])[1::2]
 
     seen = np.flatnonzero(np.any([row for row in found if row], axis=0)).tolist()
-    assert seen == list(range(10)), "every place before the last six has its turn"
+    assert seen == list(range(4)), "every place before the last twelve has its turn"
 
 
 @given(st.integers(1, 40), st.data())
@@ -71,7 +71,7 @@ def test_so_many_chunks_as_are_wanted_are_sampled(chunks: int, data: st.DataObje
     found = sampled(chunks, count, within).tolist()
 
     assert len(set(found)) == len(found) == count
-    assert all(0 <= place < max(chunks - 6, count, 1) for place in found)
+    assert all(0 <= place < max(chunks - 12, count, 1) for place in found)
 
 
 def test_all_or_none() -> None:
