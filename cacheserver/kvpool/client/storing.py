@@ -263,5 +263,6 @@ class Storing:
         self._ledger.count("bytes_stored", int(rows["length"][ends == Disposition.STORED].sum()))
 
     def _count(self, ends: NDArray[Any]) -> None:
-        for value, amount in zip(*np.unique(ends, return_counts=True), strict=True):
-            self._ledger.count(f"chunks_{_NAMES.get(int(value), 'unknown')}", int(amount))
+        for value, amount in enumerate(np.bincount(ends).tolist()):
+            if amount:
+                self._ledger.count(f"chunks_{_NAMES.get(value, 'unknown')}", amount)
