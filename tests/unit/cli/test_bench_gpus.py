@@ -2,7 +2,7 @@
 """Several GPUs at one server: what the bench tells its engines, and what it makes of their answers."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from tests.fakes.lazy_driver import LazyDriver
 
 from kvpool.cli.bench import gpu_ceiling
 from kvpool.cli.bench.gpu_devices import not_measured, together
-from kvpool.cli.bench.gpu_rig import WAYS, Rig, run_name
+from kvpool.cli.bench.gpu_rig import WAYS, Rig, WrongBytesError, run_name
 from kvpool.cli.bench.results import Cell, table
 from kvpool.cli.errors import Failure
 from kvpool.config import ClientConfig
@@ -43,9 +43,12 @@ moves = 0
 for line in sys.stdin:
     order = json.loads(line)
     what = order["what"]
-    note(what + ("" if what == "check" else " " + order.get("way", "both")))
+    note(what + {"check": "", "open": f" {order.get('run')}"}.get(what, " " + order.get("way", "both")))
     if what == "check":
         tell(compared_bytes=100)
+    elif what == "open":
+        moves = 0
+        tell()
     elif what == "copy":
         tell(moved_bytes=50 * 10**9, began_s=0.0, ended_s=1.0)
     else:
@@ -74,10 +77,12 @@ def rig(l1_bytes: int = 64 * GIB) -> Rig:
     )
 
 
-def measured(tmp_path: Path, fault: str = "", l1_bytes: int = 64 * GIB) -> tuple[dict[str, Cell], list[str]]:
+def measured(
+    tmp_path: Path, fault: str = "", l1_bytes: int = 64 * GIB, runs: Sequence[int] = (RUN,)
+) -> tuple[dict[str, Cell], list[str]]:
     log = tmp_path / "log"
     command = (sys.executable, "-c", ENGINE.replace("PLACE_FOR_FAULTS", fault), str(log))
-    cells = together(rig(l1_bytes), RUN, 2, command)
+    cells = [*together(rig(l1_bytes), runs, 2, command)]
     return {cell.name: cell for cell in cells}, log.read_text().splitlines()
 
 
@@ -100,12 +105,51 @@ def test_bytes_are_compared_before_each_measurement_and_after_the_last_one(tmp_p
     cells, log = measured(tmp_path)
     of_one = [line.removeprefix("1 ") for line in log if line.startswith("1 ")]
 
-    assert of_one[0] == f"job {2 * GIB} for 2.5"
-    assert of_one[1:3] == ["check", "move both"]
+    assert of_one[0] == f"job {2 * GIB} for 1.0"
+    assert of_one[1:4] == [f"open {RUN}", "check", "move both"]
     each = [[f"copy {way}", "check", f"move {way}", "check", f"move {way}"] for way in WAYS]
-    assert of_one[3:] == [*each[0], *each[1], *each[2], "check", "end"]
-    # Two engines, each with one check at the start, two for each way and one at the end.
-    assert {cell.compared_bytes for cell in cells.values()} == {2 * 8 * 100}
+    assert of_one[4:] == [*each[0], *each[1], *each[2], "check", "end"]
+    # Two engines, each with one check at the start, two for each way, and one behind the way.
+    behind = {way: {cell.compared_bytes for name, cell in cells.items() if f"-{way}-" in name} for way in WAYS}
+    assert behind == {"store": {2 * 4 * 100}, "load": {2 * 6 * 100}, "both": {2 * 8 * 100}}
+
+
+def test_a_cell_comes_as_soon_as_bytes_were_compared_behind_it(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    cells = together(rig(), [RUN], 2, (sys.executable, "-c", ENGINE.replace("PLACE_FOR_FAULTS", ""), str(log)))
+
+    assert next(cells).name == "gpus-store-32KiB"
+    assert "0 move both" in log.read_text()
+    assert log.read_text().count("0 move load") == 1
+    cells.close()
+    assert "0 end" in log.read_text()
+
+
+def test_all_runs_are_measured_with_the_same_processes_which_settle_meanwhile(tmp_path: Path) -> None:
+    cells, log = measured(tmp_path, runs=(RUN, 4096))
+
+    assert [cells[f"gpus-both-{label}"].value for label in ("32KiB", "4KiB")] == [pytest.approx(48 / 100)] * 2
+    assert [line for line in log if line.startswith("1 ") and ("open" in line or "end" in line or "job" in line)] == [
+        f"1 job {2 * GIB} for 1.0",
+        f"1 open {RUN}",
+        "1 open 4096",
+        "1 end",
+    ]
+
+
+def test_the_server_settles_while_the_processes_start(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    command = (sys.executable, "-c", ENGINE.replace("PLACE_FOR_FAULTS", ""), str(log))
+    settled: list[bool] = []
+
+    [*together(rig(), [RUN], 2, command, lambda: settled.append("open" in (log.read_text() if log.exists() else "")))]
+
+    assert settled == [False]
+
+
+def test_wrong_bytes_of_an_engine_are_told_apart_from_its_other_problems(tmp_path: Path) -> None:
+    with pytest.raises(WrongBytesError, match="the engine of GPU 1: bytes differ"):
+        measured(tmp_path, "tell(problem='bytes differ', wrong=True) if number else None")
 
 
 def test_an_engine_alone_is_measured_while_the_others_rest(tmp_path: Path) -> None:
@@ -118,7 +162,7 @@ def test_an_engine_alone_is_measured_while_the_others_rest(tmp_path: Path) -> No
 def test_jobs_are_smaller_where_l1_has_no_room_for_all(tmp_path: Path) -> None:
     _, log = measured(tmp_path, l1_bytes=16 * GIB)
 
-    assert f"0 job {GIB} for 2.5" in log
+    assert f"0 job {GIB} for 1.0" in log
 
 
 @pytest.mark.parametrize(

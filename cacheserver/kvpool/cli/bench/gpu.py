@@ -3,19 +3,20 @@
 
 import argparse
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from kvpool.cli.bench.command import terminated_like_interrupted, write_report
+from kvpool.cli.bench.command import terminated_like_interrupted
 from kvpool.cli.bench.gpu_devices import not_measured, together
-from kvpool.cli.bench.gpu_rig import Rig
+from kvpool.cli.bench.gpu_kept import Kept
+from kvpool.cli.bench.gpu_rig import Rig, note
 from kvpool.cli.bench.own_server import OwnServer
-from kvpool.cli.bench.results import BenchReport, Cell, table
+from kvpool.cli.bench.results import BenchReport, Cell
 from kvpool.cli.errors import Failure, UsageError
 from kvpool.cli.machine import machine_facts
-from kvpool.cli.progress import progress
 from kvpool.cli.settings import size
 from kvpool.config import ServerConfig
 from kvpool.model.identity import Mode
@@ -23,7 +24,10 @@ from kvpool.transfer.mover.inventory import InventoryError, visible_gpus
 
 __all__ = ["run"]
 
-CELLS: Final = ("idle", "products", "copies", "sizes", "first-byte", "modes", "gpus")
+Found = Generator[Cell, None, None]
+
+_ON_ALL: Final = "gpus"
+CELLS: Final = ("idle", "products", "copies", "sizes", "first-byte", "modes", _ON_ALL)
 _SIZES: Final = ((32768, 4096), (32768, 16384), (4096, 131072))
 """Run and tokens: 512 MiB, 2 GiB and 2 GiB."""
 
@@ -36,11 +40,12 @@ _CHUNK_TOKENS: Final = 256
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print.
+    """Measure and print; whatever ends it, what was measured until then is printed and written.
 
     Raises:
         UsageError: an option is out of range.
-        Failure: there is no device, the server failed, or bytes were wrong: then no number is printed.
+        Failure: there is no device, or something failed.
+        WrongBytesError: bytes were wrong: then there is no table and no report.
     """
     names = _names(args.cells)
     runs = [int(size("--runs", text)) for text in args.runs.split(",")]
@@ -52,26 +57,30 @@ def run(args: argparse.Namespace) -> int:
         raise Failure("no CUDA device is visible")
     memory = args.directory or "/dev/shm"  # noqa: S108
     config = ServerConfig(chunk_tokens=_CHUNK_TOKENS)
-    with terminated_like_interrupted(), OwnServer(size("--l1", args.l1), memory=memory, config=config) as own:
-        found = list(_measured(args, names, runs, own, memory))
-    print(table(found))
-    if args.json:
-        shown: dict[str, Any] = {"runs": args.runs, "l1": args.l1, "job": args.job}
-        facts = machine_facts() | {"gpus": [msgspec.to_builtins(d.name) for d in devices]}
-        write_report(args.json, BenchReport(bench="gpu", cells=tuple(found), options=shown, machine=facts))
+    shown: dict[str, Any] = {"runs": args.runs, "l1": args.l1, "job": args.job}
+    facts = machine_facts() | {"gpus": [msgspec.to_builtins(d.name) for d in devices]}
+    kept = Kept(BenchReport(bench="gpu", cells=(), options=shown, machine=facts), args.json)
+    with (
+        terminated_like_interrupted(),
+        OwnServer(size("--l1", args.l1), memory=memory, config=config) as own,
+        contextlib.closing(_measured(args, names, runs, own, memory)) as found,
+        kept.whatever_ends(),
+    ):
+        for cell in found:
+            kept.add(cell)
     return 0
 
 
-def _measured(
-    args: argparse.Namespace, names: list[str], runs: list[int], own: OwnServer, memory: str
-) -> Iterator[Cell]:
+def _measured(args: argparse.Namespace, names: list[str], runs: list[int], own: OwnServer, memory: str) -> Found:
     import torch  # noqa: PLC0415 - only where there is a device
 
     from kvpool.cli.bench import gpu_cells as cells  # noqa: PLC0415
     from kvpool.cli.bench.gpu_ceiling import ceilings  # noqa: PLC0415
 
     torch.zeros(1, device="cuda")
-    best = ceilings(memory)
+    note("the server listens, and the device is in use")
+    beside_it = set(names) != {_ON_ALL}  # engines on all devices copy over their own links
+    best = ceilings(memory) if beside_it else {}
     rig = Rig(
         config=msgspec.structs.replace(own.client, modes=(Mode.RING,), transfer_s=60.0),
         server_pid=own.pid,
@@ -83,46 +92,69 @@ def _measured(
         l1_bytes=own.config.l1.size_bytes,
         memory=memory,
     )
-    cells.warm(rig, _FIRST_RUN)
-    compared = 0
+    if beside_it:
+        note("the link's best is known")
+        cells.warm(rig, _FIRST_RUN)
     for name in names:
-        with progress(f"bench gpu: {name}"):
-            made = _of_one_name(rig, name, runs)
-        compared += sum(cell.compared_bytes for cell in made)
+        began_s = time.monotonic()
+        with contextlib.closing(_of_one_name(rig, name, runs, own)) as found:
+            for cell in found:
+                yield cell
+                if cell.compared_bytes:
+                    yield from _ceilings(best, cell.compared_bytes)
+                    best = {}
         torch.cuda.empty_cache()
-        yield from made
+        note(f"{name}: took {time.monotonic() - began_s:.1f} s")
+
+
+def _ceilings(best: dict[str, float], compared: int) -> Found:
     for way, rate in best.items():
         what = f"copies of 1 GiB between the device and registered shared memory, {way}"
         yield Cell(name=f"ceiling-{way}", what=what, unit="GB/s", value=round(rate, 2), compared_bytes=compared)
 
 
-def _of_one_name(rig: Rig, name: str, runs: list[int]) -> list[Cell]:
+def _of_one_name(rig: Rig, name: str, runs: list[int], own: OwnServer) -> Found:
     import torch  # noqa: PLC0415 - only where there is a device
 
     from kvpool.cli.bench import gpu_cells as cells  # noqa: PLC0415
     from kvpool.cli.bench.gpu_first_byte import first_byte  # noqa: PLC0415
     from kvpool.cli.bench.gpu_work import Copies, Products, Work  # noqa: PLC0415
 
-    def beside(kind: type[Work], wanted: Sequence[int]) -> list[Cell]:
+    def idle() -> Found:
+        for run in runs:
+            yield from cells.moving(rig, run)
+
+    def beside(kind: type[Work], wanted: Sequence[int]) -> Found:
         with contextlib.closing(kind()) as work:
-            return [cell for r in wanted for cell in cells.moving(rig, r, work)]
+            for run in wanted:
+                yield from cells.moving(rig, run, work)
 
-    def on_all() -> list[Cell]:
-        if (count := torch.cuda.device_count()) >= _SEVERAL:
-            return [cell for r in _GPUS_RUNS for cell in together(rig, r, count)]
-        why = f"it needs {_SEVERAL} CUDA devices, and {count} is visible"
-        return [cell for r in _GPUS_RUNS for cell in not_measured(r, why)]
+    def alone() -> Found:
+        for run, tokens in _SIZES:
+            yield from cells.sizes(rig, run, tokens)
 
-    makers: dict[str, Callable[[], list[Cell]]] = {
-        "idle": lambda: [cell for r in runs for cell in cells.moving(rig, r)],
+    def waits() -> Found:
+        yield from first_byte(rig, _FIRST_RUN)
+
+    makers: dict[str, Callable[[], Found]] = {
+        "idle": idle,
         "products": lambda: beside(Products, runs),
         "copies": lambda: beside(Copies, _COPY_RUNS),
-        "sizes": lambda: [cell for r, tokens in _SIZES for cell in cells.sizes(rig, r, tokens)],
-        "first-byte": lambda: first_byte(rig, _FIRST_RUN),
+        "sizes": alone,
+        "first-byte": waits,
         "modes": lambda: cells.modes(rig, _MODE_RUN),
-        "gpus": on_all,
+        _ON_ALL: lambda: _on_all(rig, torch.cuda.device_count(), own),
     }
     return makers[name]()
+
+
+def _on_all(rig: Rig, count: int, own: OwnServer) -> Found:
+    if count >= _SEVERAL:
+        yield from together(rig, _GPUS_RUNS, count, settle=own.settle)
+        return
+    why = f"it needs {_SEVERAL} CUDA devices, and {count} is visible"
+    for run in _GPUS_RUNS:
+        yield from not_measured(run, why)
 
 
 def _names(given: str | None) -> list[str]:

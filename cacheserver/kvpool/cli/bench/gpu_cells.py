@@ -5,6 +5,7 @@ import os
 import statistics
 import threading
 import time
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Final
@@ -14,10 +15,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kvpool.cli.bench.gpu_engine import BLOCK_TOKENS, PLANES, Cache, GpuEngine, NotReadyError, Request
-from kvpool.cli.bench.gpu_rig import WAYS, Rig, Ways, run_name
+from kvpool.cli.bench.gpu_rig import WAYS, Rig, Ways, WrongBytesError, note, run_name
 from kvpool.cli.bench.gpu_work import Products, Work
+from kvpool.cli.bench.own_server import OwnServer
 from kvpool.cli.bench.results import Cell, spread
 from kvpool.cli.errors import Failure
+from kvpool.config import ServerConfig
 from kvpool.model.identity import Mode
 
 __all__ = ["Flow", "Moved", "checked", "engine_for", "modes", "moving", "sizes", "warm"]
@@ -27,11 +30,19 @@ _ALONE_S: Final = 1.2
 _ROUNDS: Final = 12
 _DEPTH: Final = 2
 _TICK: Final = os.sysconf("SC_CLK_TCK")
-_SMALL_GIB: Final = 0.5
+_SLOW_JOB: Final = 1 << 28
+_SLOW_L1: Final = 8 * _SLOW_JOB
+"""The ways without a mover move 1 to 8 GB/s: a server and jobs of their own size."""
+
 _FILLS: Final = 2
 """A client that maps memory takes new memory at the first time, and locks its pages while it stores."""
 
 _SMALL_RUN: Final = 4096
+
+
+_ONE_WAY: Final = {way: WAYS[way] for way in ("store", "load")}
+
+Found = Generator[Cell, None, None]
 
 
 class Moved(Struct):
@@ -99,35 +110,44 @@ class Flow:
         self._engine.load(again, self._engine.found(again))
 
 
-def moving(rig: Rig, run: int, work: Work | None = None, ways: Ways | None = None) -> list[Cell]:
+def moving(rig: Rig, run: int, work: Work | None = None) -> Found:
     """Store, load and both at once with runs of *run* bytes; idle, or while *work* keeps the device busy."""
-    cells: list[Cell] = []
-    label = run_name(run)
     with engine_for(rig, run) as engine:
-        compared = 0
-        if rig.config.modes[0] is Mode.CLIENT_MOVED:
-            for _ in range(_FILLS):
-                _fill(rig, engine)
-        for way, kinds in (ways or WAYS).items():
-            # Each time anew: what the stores of a cell bring drives out what was there before.
-            known, more = checked(engine)
-            compared += more
-            name = f"{way}-{label}" if work is None else f"{way}-{label}-{type(work).__name__.lower()}"
-            alone = [_alone(work)] if work is not None else []
-            moved = Flow(rig, engine, known).run(kinds, rig.busy_seconds if work else rig.seconds)
-            share = moved.gb_s / rig.ceilings[way]
-            details = {"gb_s": round(moved.gb_s, 2), **moved.cpu()}
-            what = f"{way}, end to end, runs of {label}, {'idle' if work is None else type(work).__name__}"
-            cells.append(_cell(name, what, "of ceiling", share, details))
-            if work is not None:
-                busy = work.rate(moved.began_s + _SETTLE_S / 2, moved.ended_s)
-                alone.append(_alone(work))
-                work.switch(on=False)
-                loss = 100 * (1 - busy / statistics.mean(alone))
-                details = {"alone": round(statistics.mean(alone), 1), "with": round(busy, 1)}
-                cells.append(_cell(f"loss-{name}", f"what {type(work).__name__} lose meanwhile", "%", loss, details))
-        compared += checked(engine)[1]
-    return [replace(cell, compared_bytes=compared) for cell in cells]
+        note(f"an engine with runs of {run_name(run)} is connected")
+        yield from _moved(rig, engine, work, WAYS)
+
+
+def _moved(rig: Rig, engine: GpuEngine, work: Work | None, ways: Ways) -> Found:
+    """Yield each way's cells as soon as bytes were compared before it and behind it."""
+    waiting: list[Cell] = []
+    compared, before = 0, _alone(work)
+    for way, kinds in ways.items():
+        # Each time anew: what the stores of a cell bring drives out what was there before.
+        known, more = checked(engine)
+        compared += more
+        yield from _with_bytes(waiting, compared)
+        label = run_name(engine.cache.run)
+        name = f"{way}-{label}" if work is None else f"{way}-{label}-{type(work).__name__.lower()}"
+        if work is not None:
+            work.switch(on=True)
+            threading.Event().wait(_SETTLE_S)
+        moved = Flow(rig, engine, known).run(kinds, rig.busy_seconds if work else rig.seconds)
+        share = moved.gb_s / rig.ceilings[way]
+        details = {"gb_s": round(moved.gb_s, 2), **moved.cpu()}
+        what = f"{way}, end to end, runs of {label}, {'idle' if work is None else type(work).__name__}"
+        waiting = [_cell(name, what, "of ceiling", share, details)]
+        if work is not None:
+            busy, after = work.rate(moved.began_s + _SETTLE_S / 2, moved.ended_s), _alone(work)
+            alone, before = statistics.mean((before, after)), after
+            loss = 100 * (1 - busy / alone)
+            details = {"alone": round(alone, 1), "with": round(busy, 1)}
+            waiting.append(_cell(f"loss-{name}", f"what {type(work).__name__} lose meanwhile", "%", loss, details))
+    compared += checked(engine)[1]
+    yield from _with_bytes(waiting, compared)
+
+
+def _with_bytes(cells: Sequence[Cell], compared: int) -> Iterator[Cell]:
+    return (replace(cell, compared_bytes=compared) for cell in cells)
 
 
 def sizes(rig: Rig, run: int, tokens: int) -> list[Cell]:
@@ -158,36 +178,50 @@ def sizes(rig: Rig, run: int, tokens: int) -> list[Cell]:
     return cells
 
 
-def modes(rig: Rig, run: int) -> list[Cell]:
+def modes(rig: Rig, run: int) -> Found:
     """The ways that need no ring, for the same cache; of mapped also another run, and beside the engine's products."""
-    cells = []
-    for mode in (Mode.CLIENT_MOVED, Mode.STREAMED):
-        slower = replace(rig, config=replace(rig.config, modes=(mode,)), job_bytes=int(_SMALL_GIB * (1 << 30)))
-        made = moving(slower, run, ways={way: WAYS[way] for way in ("store", "load")})
-        cells += [replace(cell, name=f"{mode}-{cell.name}") for cell in made]
-    return [*cells, *_mapped(replace(rig, config=replace(rig.config, modes=(Mode.MAPPED,))), run)]
+    config = ServerConfig(chunk_tokens=rig.chunk_tokens)
+    with OwnServer(_SLOW_L1, memory=rig.memory, config=config) as own:
+        own.settle()
+        for mode in (Mode.CLIENT_MOVED, Mode.STREAMED):
+            reached = replace(rig.config, server=own.client.server, modes=(mode,))
+            slow = replace(rig, config=reached, server_pid=own.pid, job_bytes=_SLOW_JOB, l1_bytes=_SLOW_L1)
+            yield from _of_mode(slow, run, (None,), _ONE_WAY)
+    mapped = replace(rig, config=replace(rig.config, modes=(Mode.MAPPED,)))
+    for size, kinds in ((run, (None, Products)), (_SMALL_RUN, (None,))):
+        yield from _of_mode(mapped, size, kinds, WAYS)
 
 
-def _mapped(rig: Rig, run: int) -> list[Cell]:
-    cells = []
-    for size, kind in ((run, None), (_SMALL_RUN, None), (run, Products)):
-        what = f"mode mapped, runs of {run_name(size)}, {kind.__name__ if kind else 'idle'}"
-        with ExitStack() as stack:
-            try:
-                work = stack.enter_context(closing(kind())) if kind else None
-                made = moving(rig, size, work)
-            except NotReadyError as e:
-                names = [f"{way}-{run_name(size)}{f'-{kind.__name__.lower()}' if kind else ''}" for way in WAYS]
+def _of_mode(rig: Rig, run: int, kinds: Sequence[type[Work] | None], ways: Ways) -> Found:
+    """Yield the cells of one engine: idle, and beside each kind of work."""
+    mode = rig.config.modes[0]
+    with ExitStack() as stack:
+        try:
+            engine = stack.enter_context(engine_for(rig, run))
+        except NotReadyError as e:
+            for kind in kinds:
+                names = [f"{way}-{run_name(run)}{f'-{kind.__name__.lower()}' if kind else ''}" for way in ways]
                 names += [f"loss-{name}" for name in names if kind]
-                made = [Cell(name=name, what=what, unit="", skipped=str(e)) for name in names]
-        cells += [replace(cell, name=f"{Mode.MAPPED}-{cell.name}") for cell in made]
-    return cells
+                what = f"mode {mode}, runs of {run_name(run)}, {kind.__name__ if kind else 'idle'}"
+                for name in names:
+                    yield Cell(name=f"{mode}-{name}", what=what, unit="", skipped=str(e))
+            return
+        note(f"an engine with runs of {run_name(run)} is connected, mode {mode}")
+        for _ in range(_FILLS if mode is Mode.CLIENT_MOVED else 0):
+            _fill(rig, engine)
+            note("it stored as much as the server has memory for")
+        for kind in kinds:
+            work = stack.enter_context(closing(kind())) if kind else None
+            for cell in _moved(rig, engine, work, ways):
+                yield replace(cell, name=f"{mode}-{cell.name}")
 
 
 def warm(rig: Rig, run: int) -> None:
     """Store until all of the server's memory was used once: nothing is measured in memory that nobody touched."""
     with engine_for(rig, run) as engine:
+        note("an engine is connected to warm the server's memory")
         _fill(rig, engine)
+    note("all of it was used once")
 
 
 def _fill(rig: Rig, engine: GpuEngine) -> None:
@@ -215,18 +249,22 @@ def checked(engine: GpuEngine) -> tuple[Request, int]:
     engine.load(again, engine.found(again))
     _, loaded = engine.ended()
     if any(loaded.values()) or engine.cache.differs():
-        raise Failure(f"the bytes that came back are not those that were stored: {engine.told()}")
+        raise WrongBytesError(f"the bytes that came back are not those that were stored: {engine.told()}")
     return known, known.chunks * engine.cache.chunk_bytes
 
 
 def _alone(work: Work | None) -> float:
-    assert work is not None
+    """Return what the work gets done while nothing moves; it rests afterwards."""
+    if work is None:
+        return 0.0
     pause = threading.Event()
     work.switch(on=True)
     pause.wait(_SETTLE_S)
     began_s = time.monotonic()
     pause.wait(_ALONE_S)
-    return work.rate(began_s, time.monotonic())
+    rate = work.rate(began_s, time.monotonic())
+    work.switch(on=False)
+    return rate
 
 
 def _cell(name: str, what: str, unit: str, value: float, details: dict[str, float]) -> Cell:

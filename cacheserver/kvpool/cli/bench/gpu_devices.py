@@ -7,7 +7,7 @@ This half is the bench's own: it says what all of them, or one alone, do next. `
 import select
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from enum import StrEnum
 from typing import Final, Self
@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kvpool.cli.bench.gpu_rig import WAYS, Rig, run_name
+from kvpool.cli.bench.gpu_rig import WAYS, Rig, WrongBytesError, note, run_name
 from kvpool.cli.bench.results import Cell
 from kvpool.cli.errors import Failure
 
@@ -37,11 +37,12 @@ class Setup(Struct, frozen=True, kw_only=True):
     device: int
     """Number of its GPU among those that are visible."""
 
-    run: int
-
 
 class What(StrEnum):
     """What an engine can do."""
+
+    OPEN = "open"
+    """Make a cache with blocks of that run, and connect; leave the server before, if it is connected."""
 
     CHECK = "check"
     """Store, load into poisoned blocks, compare."""
@@ -58,10 +59,11 @@ class Order(Struct, frozen=True, kw_only=True):
 
     what: What
     way: str = "both"
+    run: int = 0
 
 
 class Told(Struct, frozen=True, kw_only=True):
-    """What came of it; the first one says that the engine is ready."""
+    """What came of it; the first one says that the process has its device."""
 
     moved_bytes: int = 0
     began_s: float = 0.0
@@ -70,6 +72,8 @@ class Told(Struct, frozen=True, kw_only=True):
 
     compared_bytes: int = 0
     problem: str = ""
+    wrong: bool = False
+    """True if the problem is bytes that are not those that were stored."""
 
     @property
     def gb_s(self) -> float:
@@ -92,15 +96,19 @@ class _Engine:
 
     def __exit__(self, *_: object) -> None:
         """Let it end; kill it if it does not."""
-        assert self._child.stdin is not None
         assert self._child.stdout is not None
-        self._child.stdin.close()
+        self.leave()
         try:
             self._child.wait(_END_S)
         except subprocess.TimeoutExpired:
             self._child.kill()
             self._child.wait()
         self._child.stdout.close()
+
+    def leave(self) -> None:
+        """Tell it to end, and do not wait for that."""
+        assert self._child.stdin is not None
+        self._child.stdin.close()
 
     def ask(self, order: Order) -> None:
         """Let it begin; one order at a time."""
@@ -111,6 +119,7 @@ class _Engine:
 
         Raises:
             Failure: it failed, ended, or does not answer.
+            WrongBytesError: bytes are not those that were stored.
         """
         out = self._child.stdout
         assert out is not None
@@ -122,7 +131,7 @@ class _Engine:
             raise Failure(f"{name} ended; its last words are above")
         found = msgspec.json.decode(line, type=Told)
         if found.problem:
-            raise Failure(f"{name}: {found.problem}")
+            raise (WrongBytesError if found.wrong else Failure)(f"{name}: {found.problem}")
         return found
 
     def _tell(self, what: Setup | Order) -> None:
@@ -137,6 +146,11 @@ class _Engines:
     def __init__(self, engines: Sequence[_Engine]) -> None:
         self._engines = engines
         self.compared_bytes = 0
+
+    def leave(self) -> None:
+        """Tell all to end, so that each one does while another one is waited for."""
+        for engine in self._engines:
+            engine.leave()
 
     def all(self, order: Order | None) -> list[Told]:
         """Let all do the same at the same time; None: they begin by themselves."""
@@ -155,31 +169,60 @@ class _Engines:
         return found
 
 
-def together(rig: Rig, run: int, devices: int, command: Sequence[str] = COMMAND) -> list[Cell]:
+def together(
+    rig: Rig,
+    runs: Sequence[int],
+    devices: int,
+    command: Sequence[str] = COMMAND,
+    settle: Callable[[], object] = lambda: None,
+) -> Iterator[Cell]:
     """Store, load and both at once on all *devices* at the same time, beside all links at once and each engine alone.
 
-    Jobs are smaller than the rig's if L1 has no room for those of all engines.
+    Jobs are smaller than the rig's if L1 has no room for those of all engines. A cell comes as soon as bytes were
+    compared behind it, too.
+
+    Args:
+        rig: see Rig.
+        runs: bytes that lie together in a block, one after the other with the same processes.
+        devices: how many.
+        command: what runs an engine's process.
+        settle: what to wait for while the processes start.
 
     Raises:
         Failure: an engine failed, or bytes were wrong.
     """
-    fit = replace(rig, job_bytes=min(rig.job_bytes, rig.l1_bytes // (_JOBS * devices)), seconds=rig.busy_seconds)
-    check = Order(what=What.CHECK)
-    cells: list[Cell] = []
+    fit = replace(rig, job_bytes=min(rig.job_bytes, rig.l1_bytes // (_JOBS * devices)))
     with ExitStack() as stack:
-        setups = [Setup(rig=fit, device=number, run=run) for number in range(devices)]
+        setups = [Setup(rig=fit, device=number) for number in range(devices)]
         engines = _Engines([stack.enter_context(_Engine(setup, command)) for setup in setups])
+        stack.callback(engines.leave)
+        settle()
         engines.all(None)
+        note(f"gpus: {devices} processes have their devices")
+        for run in runs:
+            yield from _of_run(engines, run)
+
+
+def _of_run(engines: _Engines, run: int) -> Iterator[Cell]:
+    check = Order(what=What.CHECK)
+    engines.all(Order(what=What.OPEN, run=run))
+    engines.all(check)
+    note(f"gpus: engines with runs of {run_name(run)} are connected")
+    engines.all(Order(what=What.MOVE))  # nothing is measured in memory that a mover has not registered yet
+    waiting: list[Cell] = []
+    for way in WAYS:
+        move = Order(what=What.MOVE, way=way)
+        links = engines.all(Order(what=What.COPY, way=way))
+        alone = engines.each(check, move)
+        yield from _with_bytes(waiting, engines)
         engines.all(check)
-        engines.all(Order(what=What.MOVE))  # nothing is measured in memory that a mover has not registered yet
-        for way in WAYS:
-            move = Order(what=What.MOVE, way=way)
-            links = engines.all(Order(what=What.COPY, way=way))
-            alone = engines.each(check, move)
-            engines.all(check)
-            cells += _cells(f"{way}-{run_name(run)}", links, alone, engines.all(move))
-        engines.all(check)
-    return [replace(cell, compared_bytes=engines.compared_bytes) for cell in cells]
+        waiting = _cells(f"{way}-{run_name(run)}", links, alone, engines.all(move))
+    engines.all(check)
+    yield from _with_bytes(waiting, engines)
+
+
+def _with_bytes(cells: Sequence[Cell], engines: _Engines) -> Iterator[Cell]:
+    return (replace(cell, compared_bytes=engines.compared_bytes) for cell in cells)
 
 
 def not_measured(run: int, why: str) -> list[Cell]:

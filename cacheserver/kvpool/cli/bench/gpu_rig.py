@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every cell of `kvpool bench gpu` needs to know, without a device."""
 
+import sys
+import time
 from typing import Final
 
 from msgspec import Struct
 
+from kvpool.cli.errors import Failure
 from kvpool.config import ClientConfig
 
-__all__ = ["WAYS", "Rig", "Ways", "run_name"]
+__all__ = ["WAYS", "Rig", "Ways", "WrongBytesError", "note", "run_name"]
+
+_BEGAN_S: Final = time.monotonic()
 
 Ways = dict[str, tuple[bool, bool]]
 
@@ -34,3 +39,12 @@ class Rig(Struct, frozen=True, kw_only=True):
 def run_name(run: int) -> str:
     """Return a run's size as cells name it."""
     return f"{run // 1024}KiB"
+
+
+class WrongBytesError(Failure):
+    """Bytes came back that were not stored: nothing that was measured beside them counts."""
+
+
+def note(text: str) -> None:
+    """Say on standard error what was done, and how many seconds after the start."""
+    print(f"bench gpu: {time.monotonic() - _BEGAN_S:6.1f} s  {text}", file=sys.stderr, flush=True)
