@@ -8,9 +8,10 @@ import ctypes
 
 import numpy as np
 from tests.fakes.blocks import POISON, NumpyBlocks
-from tests.fakes.clients import CHUNK_BLOCKS, FakeEngine, until
+from tests.fakes.clients import CHUNK_BLOCKS, FakeEngine
 from tests.fakes.mapped_engine import GatedOffer
 from tests.gpu.devices import device_groups
+from tests.gpu.waiting import PATIENCE_S, until
 
 from kvpool.client.link import Link
 from kvpool.client.ringing import RingKeeper
@@ -163,7 +164,11 @@ class GpuEngine(FakeEngine):
             self.rings.begin(self.worker_link)
         return super().__enter__()
 
-    def healthy(self, timeout_s=60.0):
+    def healthy(self, timeout_s=PATIENCE_S):
         super().healthy(timeout_s)
-        until(lambda: not self.rings or not self.rings.reason, timeout_s)
+        until(
+            lambda: not self.rings or not self.rings.reason,
+            told=lambda: f"no ring: {self.rings.reason}; {self.worker_link.state}",
+            timeout_s=timeout_s,
+        )
         return self

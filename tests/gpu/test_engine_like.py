@@ -9,8 +9,9 @@ from typing import Self
 
 import numpy as np
 import pytest
-from tests.fakes.clients import digests, until
+from tests.fakes.clients import digests
 from tests.fakes.server_process import ServerProcess
+from tests.gpu.waiting import PATIENCE_S, until
 
 from kvpool.client.link import Link
 from kvpool.client.scheduler import SchedulerAdapter
@@ -26,7 +27,6 @@ CHUNKS = 12
 TOKENS = CHUNKS * CHUNK_TOKENS
 PER_CHUNK = CHUNK_TOKENS // BLOCK
 TABLE = CHUNKS * PER_CHUNK + 1
-PATIENCE_S = 60.0
 
 
 class Engine:
@@ -59,10 +59,10 @@ class Engine:
 
     def __enter__(self) -> Self:
         self.link.start()
-        assert self.link.wait_healthy(PATIENCE_S)
-        assert self.worker.attachment.link.wait_healthy(PATIENCE_S)
+        for link in (self.link, self.worker.attachment.link):
+            assert link.wait_healthy(PATIENCE_S), link.state
         if Mode.RING in self.config.modes:
-            until(lambda: not self.rings.reason, PATIENCE_S)
+            until(lambda: not self.rings.reason, told=lambda: f"no ring: {self.rings.reason}")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -91,12 +91,15 @@ class Engine:
     def settle(self, request_id: str) -> None:
         """Wait until a request's stores are over, not only its reading."""
         ledger = self.worker._transfers._ledger
-        until(lambda: self.worker.results(StepPlan()) and request_id not in ledger._stores, PATIENCE_S)
+        until(
+            lambda: self.worker.results(StepPlan()) and request_id not in ledger._stores,
+            told=lambda: f"stores that are not over: {list(ledger._stores)}",
+        )
 
     def fetch(self, request_id: str, keys: bytes, blocks: np.ndarray) -> set[int]:
         """Look a prompt up and load it into blocks; returns the bad ones."""
         self.scheduler.lookup(request_id, keys)
-        answer = until(lambda: self.scheduler.answer(request_id), PATIENCE_S)
+        answer = until(lambda: self.scheduler.answer(request_id), told=lambda: f"no answer; {self.link.state}")
         assert answer.chunks == CHUNKS
         load = PlannedLoad(
             request_id=request_id,
@@ -107,8 +110,13 @@ class Engine:
             skip_blocks=0,
         )
         self.worker.load(StepPlan(chunk_tokens=CHUNK_TOKENS, loads=(load,)))
-        until(lambda: request_id in self.worker.results(StepPlan())[1], PATIENCE_S)
+        self.loaded(request_id)
         return self.worker.bad_blocks()
+
+    def loaded(self, request_id: str) -> None:
+        """Wait until its load is over."""
+        link = self.worker.attachment.link
+        until(lambda: request_id in self.worker.results(StepPlan())[1], told=lambda: f"no end of it; {link.state}")
 
     def decoded(self, blocks: np.ndarray):
         """Logits of one token behind the prompt."""
@@ -200,6 +208,7 @@ def test_graphs_are_captured_while_chunks_move(server: ServerProcess) -> None:
             captures += 1
         thread.join(PATIENCE_S)
 
+        assert not thread.is_alive(), f"it still moves after {captures} captures"
         assert not failed, failed
         assert captures > 3
 
@@ -220,7 +229,7 @@ def test_blocks_that_are_taken_away_are_never_stored_with_other_bytes(server: Se
                 cache[:, torch.from_numpy(here).cuda()] = float(number)
             engine.settle(name)
             engine.scheduler.lookup(f"l{number}", keys)
-            answer = until(lambda n=number: engine.scheduler.answer(f"l{n}"), PATIENCE_S)
+            answer = until(lambda n=number: engine.scheduler.answer(f"l{n}"), told=lambda: engine.link.state)
             if not answer.chunks:
                 continue
             blocks = there[: answer.chunks * PER_CHUNK]
@@ -233,7 +242,7 @@ def test_blocks_that_are_taken_away_are_never_stored_with_other_bytes(server: Se
                 skip_blocks=0,
             )
             engine.worker.load(StepPlan(chunk_tokens=CHUNK_TOKENS, loads=(load,)))
-            until(lambda n=number: f"l{n}" in engine.worker.results(StepPlan())[1], PATIENCE_S)
+            engine.loaded(f"l{number}")
             assert engine.worker.bad_blocks() == set()
             for name_of, cache in engine.model.caches.items():
                 assert torch.equal(cache[:, torch.from_numpy(blocks).cuda()], taken[name_of][:, : len(blocks)])

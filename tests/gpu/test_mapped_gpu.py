@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from tests.fakes.mover_rig import SECRET, MoverRig
 from tests.gpu.layouts import BLOCKS, engine_layouts, on_host, storages_of
+from tests.gpu.waiting import PATIENCE_S
 
 from kvpool.transfer import cuda, reference
 from kvpool.transfer.cuda import Context
@@ -24,7 +25,6 @@ from kvpool.transfer.planes import Layout, Plane
 from kvpool.transfer.tensors import Storage
 
 PER_CHUNK, CHUNKS = 8, 6
-PATIENCE_S = 60.0
 
 
 def soon() -> float:

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.fakes.clients import digests, until
+from tests.fakes.clients import digests
 from tests.fakes.server_process import ServerProcess
-from tests.gpu.children import PATIENCE_S, SPARE_BYTES, Child
+from tests.gpu.children import SPARE_BYTES, Child
 from tests.gpu.contract import GpuEngine
+from tests.gpu.waiting import holders, until
 
 from kvpool.model.identity import Mode
 from kvpool.transfer.mover.inventory import visible_gpus
@@ -82,8 +83,11 @@ def test_a_killed_engine_gives_all_memory_back(server: ServerProcess) -> None:
             child.says("ready")
             child.says("store")
             child.killed()
-        until(lambda: visible_gpus()[0].free_bytes >= base - SPARE_BYTES, PATIENCE_S)
-        until(lambda: len(movers_of(server)) == 1, PATIENCE_S)
+        until(
+            lambda: visible_gpus()[0].free_bytes >= base - SPARE_BYTES,
+            told=lambda: f"{(base - visible_gpus()[0].free_bytes) >> 20} MiB less free than before; {holders()}",
+        )
+        until(lambda: len(movers_of(server)) == 1, told=lambda: f"movers {movers_of(server)}; {holders()}")
         other.blocks.fill(9)
         other.store(digests(4))
         assert other.load(other.lookup(digests(4)), 128) == frozenset()
@@ -96,7 +100,7 @@ def test_a_fault_of_one_engine_leaves_the_others_alone(server: ServerProcess) ->
         child = Child(server, 4, "store", "fault")
         child.says("ready")
         child.says("store")
-        assert child.hears().startswith("fault ")
+        assert (said := child.hears()).startswith("fault "), said
         for number in range(20):
             other.blocks.fill(number)
             keys = digests(4, str(number))
@@ -121,7 +125,12 @@ def test_a_mover_that_dies_or_stands_still_costs_the_ring_until_there_is_another
             right = (engine.bytes_of(128, 6) == engine.bytes_of(0, 6)).all(axis=1)
             assert all(right[b - 128] for b in range(128, 128 + len(right)) if b not in bad)
             engine.blocks.memory[128:] = 0xA5
-        until(lambda: not engine.rings.reason and mover not in movers_of(server), PATIENCE_S)
+        until(
+            lambda: not engine.rings.reason and mover not in movers_of(server),
+            told=lambda: (
+                f"ring: {engine.rings.reason or 'joined'}; movers {movers_of(server)}, of which {mover} was hurt"
+            ),
+        )
 
         keys = digests(6, "after")
         engine.store(keys, request_id="after")
@@ -136,7 +145,10 @@ def test_a_restarted_server_serves_what_the_ring_stored(server: ServerProcess) -
         engine.store(digests(6))
         epoch = engine.worker_link.state.epoch
         server.restart()
-        until(lambda: engine.worker_link.state.epoch > epoch and not engine.rings.reason, PATIENCE_S)
+        until(
+            lambda: engine.worker_link.state.epoch > epoch and not engine.rings.reason,
+            told=lambda: f"{engine.worker_link.state}; ring: {engine.rings.reason or 'joined'}",
+        )
         engine.healthy()
 
         assert engine.load(engine.lookup(digests(6), "again"), 128, request_id="again") == frozenset()

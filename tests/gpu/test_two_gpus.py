@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.fakes.clients import until
 from tests.fakes.server_process import ServerProcess
-from tests.gpu.children import PATIENCE_S, SPARE_BYTES, Child
+from tests.gpu.children import SPARE_BYTES, Child
+from tests.gpu.waiting import holders, left_over, until
 
 from kvpool.cli.admin import movers_of
 from kvpool.transfer.mover.inventory import InventoryError, visible_gpus
@@ -44,6 +44,11 @@ def rows(server: ServerProcess) -> list[dict]:
     return [row for row in movers_of(server.config["http"]["admin_socket"]) if row["pid"] is not None]
 
 
+def moved(row: dict) -> bool:
+    """True if bytes went through that mover both ways, under grants that are over."""
+    return row["joined"] and row["stored_bytes"] and row["loaded_bytes"]
+
+
 def movers(server: ServerProcess) -> dict[str, int]:
     """UUID of each ring's device to its mover's process."""
     return {row["gpu"]: row["pid"] for row in rows(server)}
@@ -53,9 +58,30 @@ def free() -> dict[str, int]:
     return {gpu.uuid: gpu.free_bytes for gpu in visible_gpus()}
 
 
+def at_rest() -> dict[str, int]:
+    """Free memory of each device while nobody else's Python uses one."""
+    left_over()
+    return free()
+
+
 def used(base: dict[str, int]) -> set[str]:
     """Devices that have less free memory than before."""
     return {uuid for uuid, now in free().items() if now < base[uuid] - SPARE_BYTES}
+
+
+def uses(base: dict[str, int], wanted: set[str]) -> None:
+    """Wait until these devices, and no others, have less free memory than before: NVML is told late."""
+
+    def there() -> str:
+        less = {uuid: f"{(base[uuid] - now) >> 20} MiB less than before" for uuid, now in free().items()}
+        return f"{less}; wanted less on {wanted or 'none'}; who has devices: {holders()}"
+
+    until(lambda: used(base) == wanted, told=there)
+
+
+def has_movers(server: ServerProcess, wanted: dict[str, int]) -> None:
+    """Wait until there are these movers and no others."""
+    until(lambda: movers(server) == wanted, told=lambda: f"{rows(server)}; wanted {wanted}")
 
 
 def by_number(number: int) -> dict[str, str]:
@@ -99,26 +125,28 @@ def engines(server: ServerProcess, choose=by_number) -> Iterator[tuple[Engine, E
 
 @pytest.mark.parametrize("choose", [by_number, by_sight])
 def test_each_engine_has_a_mover_on_its_own_device(server: ServerProcess, choose) -> None:
-    base = free()
+    base = at_rest()
     with engines(server, choose) as (one, other):
         one.begins(f"turns {TURNS}")
         other.begins(f"turns {TURNS}")
         one.says(f"turns {TURNS}")
         other.says(f"turns {TURNS}")
 
+        until(lambda: all(moved(row) for row in rows(server)), told=lambda: rows(server))
         found = rows(server)
-        assert {row["gpu"] for row in found} == used(base) == {one.device, other.device}
+        assert {row["gpu"] for row in found} == {one.device, other.device}
         assert len({row["pid"] for row in found}) == len(found) == 2
-        assert all(row["joined"] and row["stored_bytes"] and row["loaded_bytes"] for row in found)
-    until(lambda: not movers(server) and not used(base), PATIENCE_S)
+        uses(base, {one.device, other.device})
+    has_movers(server, {})
+    uses(base, set())
 
 
 def test_an_engine_and_its_mover_take_nothing_of_another_device(server: ServerProcess) -> None:
-    base = free()
+    base = at_rest()
     engine = Engine(server, 1, environ=by_number(1))
     engine.ready()
     engine.does(f"turns {TURNS}")
-    assert used(base) == {engine.device}
+    uses(base, {engine.device})
     assert engine.ends() == 0
 
 
@@ -157,7 +185,7 @@ def test_a_killed_mover_is_replaced_on_its_device_while_the_other_moves_on(serve
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_killed_engine_gives_its_device_back_while_the_other_moves_on(server: ServerProcess, number: int) -> None:
-    base = free()
+    base = at_rest()
     with engines(server) as both:
         dead, other = both[number], both[1 - number]
         before = movers(server)
@@ -165,25 +193,25 @@ def test_a_killed_engine_gives_its_device_back_while_the_other_moves_on(server: 
         other.begins(f"turns {TURNS}")
         dead.killed()
         other.says(f"turns {TURNS}")
-        until(lambda: used(base) == {other.device}, PATIENCE_S)
-        until(lambda: movers(server) == {other.device: before[other.device]}, PATIENCE_S)
+        has_movers(server, {other.device: before[other.device]})
+        uses(base, {other.device})
         other.does("turns 5")
 
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_fault_of_one_device_is_no_matter_of_the_other(server: ServerProcess, number: int) -> None:
-    base = free()
+    base = at_rest()
     with engines(server) as both:
         hurt, other = both[number], both[1 - number]
         before = movers(server)
         hurt.does("turns 3")
         other.begins(f"turns {TURNS}")
         hurt.begins("fault")
-        assert hurt.hears().startswith("fault ")
+        assert (said := hurt.hears()).startswith("fault "), said
         other.says(f"turns {TURNS}")
         hurt.killed()
-        until(lambda: used(base) == {other.device}, PATIENCE_S)
-        until(lambda: movers(server) == {other.device: before[other.device]}, PATIENCE_S)
+        has_movers(server, {other.device: before[other.device]})
+        uses(base, {other.device})
         other.does("turns 5")
 
         again = Engine(server, 3, environ=by_number(number))
