@@ -74,7 +74,7 @@ class LazyDriver(dict[str, Callable[..., int]]):
 
     def cuStreamWaitEvent(self, stream: int, event: int, flags: int) -> None:
         del flags
-        there = self._events[event]
+        there = self._events.get(event, (0, 0))
         self.put(stream, "after", lambda: self.run(*there))
 
     def cuEventSynchronize(self, event: int) -> None:

@@ -17,7 +17,7 @@ from kvpool.transfer import cuda
 from kvpool.transfer.plan import PlaneTable
 from kvpool.transfer.planes import Layout, Plane
 
-_OF_TRITON = tuple(f"kvpool.transfer.kernels.{name}" for name in ("move", "groups", "staged"))
+_OF_TRITON = tuple(f"kvpool.transfer.kernels.{name}" for name in ("move", "groups", "paged", "staged"))
 
 
 class _Kernel:

@@ -94,6 +94,30 @@ def test_kernels_and_copies_keep_their_order_both_ways(driver: LazyDriver, slot_
     assert {"gather", "scatter", "in", "out"} <= set(driver.ran)
 
 
+@pytest.mark.behaviour("D030")
+@pytest.mark.parametrize("direction", list(Direction))
+def test_nothing_of_one_direction_runs_before_what_the_other_waits_for(
+    driver: LazyDriver, direction: Direction
+) -> None:
+    world = World(driver, CHUNK)
+    (part,) = parts_of(LAYOUT, WHOLE, CHUNK)
+
+    def queue(way: Direction) -> None:
+        copies = [(world.ring.offset(way, 0), world.arena.ctypes.data, CHUNK)]
+        world.device.by_kernel(way, 0, Gather(0, part, IDS[:1]), copies)
+
+    queue(direction)
+    world.device.wait(direction, 0)
+    alone = driver.ran.copy()
+    driver.ran.clear()
+    for way in (*(d for d in Direction if d is not direction), direction):
+        queue(way)
+
+    world.device.wait(direction, 0)
+
+    assert driver.ran == alone
+
+
 @pytest.mark.parametrize("direction", list(Direction))
 def test_runs_are_copied_without_a_kernel(driver: LazyDriver, direction: Direction) -> None:
     world = World(driver, CHUNK)
