@@ -6,6 +6,7 @@ from tests.fakes.arena import PAGE, MemoryArena
 from tests.fakes.engines import FakeClient, digests, engine, namespace
 
 from kvpool.config import L1Config, LeaseConfig
+from kvpool.engine import upkeep
 from kvpool.engine.engine import Engine
 from kvpool.engine.outcomes import Access
 from kvpool.model.identity import GroupKind, GroupSpec, Mode
@@ -35,6 +36,15 @@ def test_a_store_larger_than_what_is_free_makes_its_room(client: FakeClient) -> 
         client.store(digests(*range(15), chain=chain))
 
     assert client.store(digests(*range(60), chain=9)) == [STORED] * 60
+
+
+@pytest.mark.behaviour("D105")
+def test_victims_that_were_used_since_they_were_found_drop_no_store(client: FakeClient) -> None:
+    client.store(digests(*range(64)))
+    client.store(digests(0, chain=1))
+    assert client.found(digests(*range(63))) == 63
+
+    assert client.store(digests(0, chain=2)) == [STORED]
 
 
 @pytest.mark.behaviour("D004")
@@ -92,6 +102,32 @@ def test_a_size_that_is_full_takes_over_what_is_colder(eng: Engine, arena: Memor
 
     assert [large.found(digests(*range(4), chain=chain)) for chain in range(4)] == [4] * 4
     assert small.found(digests(*range(48))) == 0
+
+
+@pytest.mark.behaviour("D118")
+def test_a_size_that_is_full_keeps_to_its_own_where_the_others_are_warmer(eng: Engine, arena: MemoryArena) -> None:
+    small, large = sized(eng, arena, 1), sized(eng, arena, 4)
+    small.store(digests(*range(48)))
+    large.store(digests(*range(4)))
+
+    assert small.store(digests(0, chain=1)) == [STORED]
+
+    assert large.found(digests(*range(4))) == 4
+    assert small.found(digests(*range(48))) == 47
+
+
+@pytest.mark.behaviour("D118")
+def test_one_held_region_drains_at_a_time(eng: Engine, arena: MemoryArena) -> None:
+    """Else stores that find no room would soon leave no region that serves."""
+    small, large = sized(eng, arena, 1), sized(eng, arena, 4)
+    for chain in range(4):
+        small.store(digests(*range(16), chain=chain))
+        small.lookup(digests(0, chain=chain), f"r{chain}")
+
+    for number in range(3):
+        assert large.store(digests(number)) == [PINNED]
+
+        assert eng.numbers().regions_draining == 1
 
 
 def test_a_held_region_drains_while_its_pins_last(eng: Engine, arena: MemoryArena) -> None:
@@ -184,6 +220,23 @@ def test_the_background_evicts_down_to_its_share_in_batches(arena: MemoryArena) 
 
     assert eng.numbers().chunks == 32
     assert client.found(digests(*range(8), chain=1)) == 8
+
+
+@pytest.mark.behaviour("D104")
+def test_the_background_goes_on_batch_by_batch_to_its_lower_share(
+    arena: MemoryArena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also once less than the upper share is in use; and each batch leaves the loop time for others."""
+    monkeypatch.setattr(upkeep, "_EVICT_BATCH", 10)
+    eng = engine(arena, l1=L1Config(evict_above=0.9, evict_to=0.5))
+    FakeClient(eng, arena).join().store(digests(*range(60)))
+    left = []
+    for _ in range(4):
+        eng.tick(1.0)
+        left.append((eng.numbers().chunks, eng.next_deadline_s() == 1.0))
+
+    assert left[:3] == [(50, True), (40, True), (32, True)]
+    assert left[3] == (32, False), "it is done"
 
 
 def test_the_background_leaves_pinned_chunks_and_does_not_spin(arena: MemoryArena) -> None:
