@@ -109,6 +109,19 @@ def test_scatter_is_the_twins_and_touches_nothing_else(case: Case, seed: int) ->
     assert all((a == b).all() for a, b in zip(expected, case.storages, strict=True))
 
 
+@given(cases(), st.sampled_from([NOWHERE, BLOCKS, 1 << 40]))
+def test_blocks_that_are_skipped_may_have_any_id(case: Case, anything: int) -> None:
+    """They are the engine's by then, or nobody's; what lies behind them is written all the same."""
+    data = np.random.default_rng(4).integers(0, 256, case.layout.chunk_bytes(len(case.block_ids)), dtype=np.uint8)
+    ids, expected = case.block_ids.copy(), case.copies()
+    reference.scatter_blocks(expected, case.layout, ids, case.skip_blocks, data)
+    ids[: case.skip_blocks] = anything
+
+    HostBlocks([case.layout], case.storages).scatter(0, ids, case.skip_blocks, memoryview(data.tobytes()))
+
+    assert all((a == b).all() for a, b in zip(expected, case.storages, strict=True))
+
+
 @given(cases())
 def test_what_was_gathered_comes_back(case: Case) -> None:
     chunk = bytearray(case.layout.chunk_bytes(len(case.block_ids)))
