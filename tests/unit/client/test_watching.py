@@ -8,7 +8,7 @@ import pytest
 
 from kvpool.client.call import Call
 from kvpool.client.watching import PAUSE_S, Watcher
-from kvpool.model.errors import ServerUnavailable
+from kvpool.model.errors import DeadlineExceeded, ServerUnavailable
 from kvpool.wire.messages import Events
 
 
@@ -63,6 +63,13 @@ class ServerLike:
             else:
                 self._page(call, last, sorted(self.kept), begins=True)
         self.pending = []
+
+    def answer_too_late(self):
+        """What is under way was answered, and nobody heard it."""
+        late, self.pending = self.pending, [Call(call.request, (), 0.0) for call in self.pending]
+        self.answer()
+        for call in late:
+            call.fail(DeadlineExceeded("no answer"))
 
     def _page(self, call, at, numbers, *, begins):
         page, rest = numbers[: self.page], numbers[self.page :]
@@ -171,6 +178,20 @@ def test_a_long_snapshot_counts_when_its_last_page_is_there(router, server) -> N
     server.answer()
     assert router.poll().stored == ()
     settle(router, server)
+    assert router.index == {digest(n) for n in range(1, 6)}
+
+
+@pytest.mark.behaviour("D122")
+def test_a_page_that_got_lost_leaves_no_gap(router, server) -> None:
+    server.page = 2
+    server.store(1, 2, 3, 4, 5)
+    router.poll()
+    server.answer()
+    router.poll()
+    server.answer_too_late()
+
+    settle(router, server)
+
     assert router.index == {digest(n) for n in range(1, 6)}
 
 

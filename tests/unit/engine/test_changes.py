@@ -104,6 +104,22 @@ def test_who_was_not_heard_of_for_long_begins_anew(eng: Engine, client: FakeClie
     assert listener.snapshots == 2
 
 
+@pytest.mark.behaviour("D122")
+def test_who_registers_another_namespace_begins_anew_with_its_chunks(
+    eng: Engine, client: FakeClient, arena: MemoryArena
+) -> None:
+    FakeClient(eng, arena, space=namespace("another model")).join().store(digests(7))
+    client.store(digests(0))
+    listener = Listener(eng, client)
+    assert listener.listen() == names(0)
+
+    client.space = namespace("another model")
+    client.join()
+
+    assert listener.listen() == names(7)
+    assert listener.snapshots == 2
+
+
 def test_nothing_is_noted_while_nobody_listens(eng: Engine, client: FakeClient) -> None:
     client.store(digests(0))
 
@@ -125,6 +141,31 @@ def test_a_snapshot_comes_in_pages_and_what_happens_meanwhile_behind_it(
     assert listener.listen() == names(0, 1, 2, 3, 4)
     assert listener.listen() == names(0, 1, 2, 3, 4, 5)
     assert listener.snapshots == 0
+
+
+@pytest.mark.behaviour("D122")
+def test_more_events_than_one_answer_holds_come_in_the_next_ones(
+    eng: Engine, client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changes, "PAGE", 2)
+    listener = Listener(eng, client)
+    listener.listen()
+    client.store(digests(0, 1, 2, 3, 4))
+
+    assert listener.listen() == names(0, 1, 2, 3, 4)
+    assert listener.snapshots == 1
+
+
+def test_a_chunk_is_announced_with_its_piece_of_the_first_shard(eng: Engine, arena: MemoryArena) -> None:
+    client = FakeClient(eng, arena, space=namespace(shard_count=2), shards=(1, 0)).join()
+    listener = Listener(eng, client)
+    listener.listen()
+
+    client.store(digests(0), shard=1)
+    assert listener.listen() == set()
+    client.store(digests(0), shard=0)
+
+    assert listener.listen() == names(0)
 
 
 def test_a_client_that_did_not_register_is_told_so(eng: Engine) -> None:
