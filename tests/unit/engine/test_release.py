@@ -80,6 +80,19 @@ def test_an_end_of_another_client_says_nothing(eng: Engine, arena: MemoryArena, 
     assert pinned(eng) == 1
 
 
+@pytest.mark.behaviour("D121")
+def test_what_another_tenant_frees_too_early_ends_no_lookup_of_ours(
+    eng: Engine, client: FakeClient, arena: MemoryArena
+) -> None:
+    client.store(digests(0))
+    lookup_id = fresh_id()
+    stranger = FakeClient(eng, arena, tenant="other").join()
+
+    assert eng.free_lookup(stranger.client_id, lookup_id, 0, ALL, 0.0) == 0
+
+    assert client.lookup(digests(0), "a", lookup_id)[1].chunks == 1
+
+
 def test_tombstones_are_forgotten(eng: Engine, client: FakeClient) -> None:
     client.store(digests(0))
     lookup_id = fresh_id()
