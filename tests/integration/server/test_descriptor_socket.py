@@ -16,7 +16,7 @@ from tests.fakes.running_server import running_server
 
 from kvpool.config import LeaseConfig
 from kvpool.metrics.catalogue import series_key
-from kvpool.model.identity import Mode
+from kvpool.model.identity import Mode, Role
 from kvpool.model.slots import PLACEMENT, Disposition
 from kvpool.wire import descriptors as d
 from kvpool.wire import messages as m
@@ -148,6 +148,23 @@ def test_regions_of_others_and_unused_ones_are_refused(server):
 
 
 @pytest.mark.behaviour("D107")
+def test_a_client_that_does_not_store_gets_no_writable_memory(server):
+    writer, theirs, _ = client_moved(server)
+    reader, segments, _ = client_moved(server, role=Role.CONSUMER)
+    _, (raw,) = writer.ask(m.PrepareStore(request_id="r", store_id=os.urandom(16)), os.urandom(32))
+    memory = int(placements_of(raw, 1)[0]["memory"])
+
+    reply, fd = segments.ask(d.MapRegion(memory=memory, writable=True))
+    assert (reply.code, fd) == ("role_forbidden", None)
+    reply, fd = segments.ask(d.MapRegion(memory=memory))
+    assert isinstance(reply, d.Region)
+    os.close(fd)
+
+    for end in (writer, theirs, reader, segments):
+        end.__exit__()
+
+
+@pytest.mark.behaviour("D107")
 def test_a_streamed_client_maps_nothing(server):
     with server.connect() as client, Descriptors(server) as segments:
         ticket = client.welcome().ticket
@@ -210,10 +227,15 @@ signal.pause()
 """
 
 
-def start_child(server):
+MAPS_AND_HANGS_UP = CHILD.replace(
+    'print("ready"', 'segments.ask(d.MapRegion(memory=0, writable=True))\nsegments.sock.close()\nprint("ready"'
+)
+
+
+def start_child(server, code=CHILD):
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "cacheserver")])}
     child = subprocess.Popen(
-        [sys.executable, "-c", CHILD, server.config.listen.socket_path], env=env, stdout=subprocess.PIPE
+        [sys.executable, "-c", code, server.config.listen.socket_path], env=env, stdout=subprocess.PIPE
     )
     assert child.stdout.readline() == b"ready\n"
     return child
@@ -280,6 +302,20 @@ def test_end_of_the_connection_alone_is_silence_and_writes_stay_held(tmp_path):
         assert server.numbers().used_bytes
         client.welcome()
         client.close()
+
+
+@pytest.mark.behaviour("D106")
+def test_the_death_of_a_client_that_was_given_up_before_gives_its_regions_back(tmp_path):
+    with running_server(tmp_path, leases=QUICK) as server:
+        clients = server.server.parts.engine._core.clients
+        child = start_child(server, MAPS_AND_HANGS_UP)
+        wait_for(lambda: server.counter(series_key("kvpool_dropped_clients_total", cause="silent")) == 1)
+        assert server.ask(lambda: clients.granted(0)), "it lives, with what it mapped"
+        child.kill()
+        child.wait()
+        child.stdout.close()
+
+        wait_for(lambda: not server.ask(lambda: clients.granted(0)))
 
 
 def test_goodbye_frees_at_once_what_the_client_could_write_to(server):
