@@ -48,6 +48,12 @@ def test_good_token_gives_namespace_pod_and_time(issuer, kid):
     assert identity.expires_in_s == pytest.approx(630)
 
 
+@pytest.mark.behaviour("D041")
+@pytest.mark.parametrize("audience", [AUDIENCE, ["somebody-else", AUDIENCE]])
+def test_an_audience_may_be_a_name_or_one_of_several(issuer, audience):
+    assert authenticator(token_config(issuer)).check(issuer.token(aud=audience), NOW).tenant == "team-a"
+
+
 def test_tenants_maps_a_namespace(issuer):
     config = token_config(issuer, tenants={"team-a": "shared"})
 
@@ -286,10 +292,12 @@ def secret_file(tmp_path):
     return path
 
 
-def test_right_secret_gives_the_configured_tenant(secret_file):
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_right_secret_gives_the_configured_tenant(secret_file, end):
+    """A file's last line end is no part of it, on either side."""
     config = AuthConfig(kind=AuthKind.SECRET, secret_file=str(secret_file), tenant="t")
 
-    identity = authenticator(config).check("long random text", NOW)
+    identity = authenticator(config).check("long random text" + end, NOW)
 
     assert (identity.tenant, identity.label, identity.expires_in_s) == ("t", "", None)
 
