@@ -3,6 +3,7 @@
 
 from typing import get_args
 
+import msgspec
 import pytest
 from tests.unit.server.test_connections import A, B, client
 
@@ -75,6 +76,26 @@ def test_whatever_a_handler_does_becomes_an_answer(dispatcher, handler, code):
     dispatcher.add(m.Ping, Route(handler=handler))
 
     assert run(dispatcher) == code
+
+
+@pytest.mark.behaviour("D042")
+@pytest.mark.parametrize(
+    ("envelope", "body", "code"),
+    [
+        ([1, 5, 1000], bytes(64 << 10), "malformed"),
+        ([1, 5, 1000], bytes((64 << 10) + 1), "limit_exceeded"),
+        ([1, 5, 1000, "later"], b"\x81\xa4type\xa4ping", "ok"),
+        ([1, 5, 1000, "x" * 64], b"\x81\xa4type\xa4ping", "malformed"),
+    ],
+    ids=["whatever a body holds", "a long body", "a field of a later version", "a long envelope"],
+)
+def test_long_heads_are_refused_before_they_are_decoded(dispatcher, envelope, body, code):
+    dispatcher.add(m.Ping, Route(handler=pong))
+    head = [memoryview(msgspec.msgpack.encode(envelope)), memoryview(body)]
+
+    answer = dispatcher.answer(Call(A, 0.0), Arrival(A, head), 0.0)
+
+    assert getattr(answer.reply, "code", "ok") == code
 
 
 def test_the_detail_of_a_defect_stays_in_the_log(dispatcher):

@@ -79,6 +79,14 @@ def test_a_token_is_masked_wherever_it_stands(stream: io.StringIO, value: object
     assert MASK in stream.getvalue()
 
 
+@pytest.mark.behaviour("D113")
+def test_what_a_header_of_authorization_bears_is_masked_whatever_it_looks_like(stream: io.StringIO) -> None:
+    one_line(stream, detail="the peer sent Authorization: Bearer hunter2")
+
+    assert "hunter2" not in stream.getvalue()
+    assert "the peer sent" in stream.getvalue()
+
+
 def test_a_token_in_a_traceback_is_masked(stream: io.StringIO) -> None:
     configure(LogConfig(), stream)
     try:
