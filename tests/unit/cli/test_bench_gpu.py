@@ -3,6 +3,7 @@
 
 import argparse
 import importlib
+import io
 import json
 import os
 import signal
@@ -13,17 +14,19 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from tests.unit.cli.test_bench_gpus import rig
 
 from kvpool.cli.bench import gpu
+from kvpool.cli.bench.gpu_devices import Order, Setup, Told, What
 from kvpool.cli.bench.gpu_rig import WAYS, WrongBytesError
 from kvpool.cli.bench.results import Cell
 from kvpool.cli.errors import Failure
 from kvpool.model.identity import Mode
 
 GIB = 1 << 30
-MINE = [f"kvpool.cli.bench.{name}" for name in ("gpu_cells", "gpu_engine", "gpu_work")]
+MINE = [f"kvpool.cli.bench.{name}" for name in ("gpu_cells", "gpu_engine", "gpu_work", "gpu_child")]
 
 
 def cell(number: int, compared: int = 100) -> Cell:
@@ -138,6 +141,7 @@ class Rehearsal:
         self.wrong_at, self.refused = 0, ""
         monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
         self.cells: Any = importlib.import_module(MINE[0])
+        self.child: Any = importlib.import_module(MINE[3])
         for name in ("engine_for", "checked", "Flow", "OwnServer"):
             monkeypatch.setattr(self.cells, name, getattr(self, name))
 
@@ -194,8 +198,6 @@ def rehearsal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rehearsal]:
 
 
 def ready_rig() -> Any:
-    import msgspec
-
     made = rig()
     config = msgspec.structs.replace(made.config, server="ipc:///large", modes=(Mode.RING,))
     return msgspec.structs.replace(made, ceilings=dict.fromkeys(WAYS, 50.0), config=config)
@@ -289,3 +291,39 @@ def test_a_way_that_cannot_be_used_is_not_measured_and_the_others_are(
     assert {one.name.startswith(mode) for one in found if one.skipped} == {True}
     assert {one.name.startswith(mode) for one in found if one.value is not None} == {False}
     assert len(found) == 2 + 2 + 3 + 3 + 3 + 3
+
+
+def serves(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch, *orders: Order) -> tuple[int, list[Told]]:
+    """Let an engine's process take orders; returns its exit code and what it told."""
+    for name in ("engine_for", "checked", "Flow"):
+        monkeypatch.setattr(rehearsal.child, name, getattr(rehearsal, name))
+    link = SimpleNamespace(copy=lambda way: (len(way), 1.0, 2.0))
+    monkeypatch.setattr(rehearsal.child, "Link", lambda _: nullcontext(link))
+    monkeypatch.setattr(rehearsal.child, "use_device", lambda number: rehearsal.log.append(f"device {number}"))
+    said = [Setup(rig=ready_rig(), device=1), *orders]
+    answers = io.BytesIO()
+    code = rehearsal.child.serve(io.BytesIO(b"".join(msgspec.json.encode(one) + b"\n" for one in said)), answers)
+    return code, [msgspec.json.decode(line, type=Told) for line in answers.getvalue().splitlines()]
+
+
+def test_an_engine_s_process_opens_a_cache_for_each_run(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
+    once = (Order(what=What.CHECK), Order(what=What.MOVE, way="load"))
+    orders = [o for run in (32768, 4096) for o in (Order(what=What.OPEN, run=run), *once)]
+
+    code, told = serves(rehearsal, monkeypatch, *orders, Order(what=What.COPY, way="store"))
+
+    assert code == 0
+    of_one = ["check", "move (False, True) 1.0"]
+    opened = [f"engine ring {run} 2048 MiB at ipc:///large" for run in (32768, 4096)]
+    assert rehearsal.log == ["device 1", opened[0], *of_one, opened[1], *of_one]
+    assert [one.compared_bytes for one in told] == [0, 0, 100, 0, 0, 100, 0, 0]
+    assert [one.moved_bytes for one in told] == [0, 0, 0, 1 << 30, 0, 0, 1 << 30, 5]
+
+
+def test_an_engine_s_process_says_that_bytes_were_wrong(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
+    rehearsal.wrong_at = 1
+
+    code, told = serves(rehearsal, monkeypatch, Order(what=What.OPEN, run=4096), Order(what=What.CHECK))
+
+    assert code == 1
+    assert (told[-1].problem, told[-1].wrong) == ("bytes differ", True)
