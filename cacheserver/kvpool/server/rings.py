@@ -119,7 +119,7 @@ class Rings:
         self._living: dict[bytes, _Ring] = {}
         """By mover: all whose process is not reaped."""
         self._waiting: list[_Ring] = []
-        self._stirred = False
+        self._stirred, self._turned_s = False, 0.0
         self._former_gone = False
         self.watching = 0
         """Calls that wait for news."""
@@ -230,7 +230,7 @@ class Rings:
         if self._stirred:
             times.append(now_s)
         elif self._waiting or len(self._movers) > len(self._sockets):
-            times.append(now_s + _REAP_POLL_S)
+            times.append(self._turned_s + _REAP_POLL_S)
         return min(times, default=None)
 
     def due(self, ready: Collection[object], now_s: float) -> bool:
@@ -240,7 +240,7 @@ class Rings:
 
     def turn(self, now_s: float) -> None:
         """Hear the movers, start and reap them, tell those who wait. Never waits."""
-        self._stirred = False
+        self._stirred, self._turned_s = False, now_s
         if self._living:
             events = self._movers.turn(now_s)
             for mover_id, address, secret in events.ready:

@@ -253,3 +253,13 @@ def test_a_mover_has_its_memory_before_anything_is_granted(world: RingWorld, ann
     anne.prepare(0, 1, 2)
 
     assert mover.given == before
+
+
+def test_a_mover_that_ends_is_looked_at_again_soon_until_it_is_reaped(world: RingWorld, anne: RingClient) -> None:
+    anne.join()
+    anne.lose(proven_dead=True)
+    world.turn()
+    now_s = world.now_s
+
+    assert not world.rings.due((), now_s)
+    assert world.rings.due((), now_s + 0.1)
