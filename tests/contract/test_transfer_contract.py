@@ -202,8 +202,20 @@ def test_a_load_of_a_lookup_that_ended_reports_its_blocks(engine):
     assert (engine.blocks.memory[TARGET : TARGET + 2] == POISON).all()
 
 
+def judged(engine, way, chunks, name):
+    """What came of a load whose chunks went away before they reached their blocks: all of them are bad.
+
+    A ring's mover has read them by then. If the server had vouched for that before, they are what was stored.
+    """
+    (bad,) = [blocks for request, blocks in engine.loaded if request == name]
+    if way is Mode.RING and not bad:
+        assert (engine.bytes_of(TARGET, chunks) == engine.bytes_of(0, chunks)).all()
+    else:
+        assert bad == frozenset(range(TARGET, TARGET + chunks * CHUNK_BLOCKS))
+
+
 @pytest.mark.behaviour("D010")
-def test_a_lease_that_runs_out_under_a_load_makes_it_bad(engine):
+def test_a_lease_that_runs_out_under_a_load_makes_it_bad(engine, way):
     keys = digests(3)
     engine.store(keys)
     answer = engine.lookup(keys)
@@ -215,11 +227,11 @@ def test_a_lease_that_runs_out_under_a_load_makes_it_bad(engine):
     engine.blocks.gate.set()
     until(lambda: engine.poll() and engine.loaded)
 
-    assert engine.loaded == [("l", frozenset(range(TARGET, TARGET + 3 * CHUNK_BLOCKS)))]
+    judged(engine, way, 3, "l")
 
 
 @pytest.mark.behaviour("D024")
-def test_a_forced_clear_under_a_load_makes_it_bad(engine, request):
+def test_a_forced_clear_under_a_load_makes_it_bad(engine, way, request):
     keys = digests(2)
     engine.store(keys)
     answer = engine.lookup(keys)
@@ -232,7 +244,7 @@ def test_a_forced_clear_under_a_load_makes_it_bad(engine, request):
     engine.blocks.gate.set()
     until(lambda: engine.poll() and engine.loaded)
 
-    assert engine.loaded[-1][1] == frozenset(range(TARGET, TARGET + 2 * CHUNK_BLOCKS))
+    judged(engine, way, 2, "l")
 
 
 @pytest.mark.behaviour("R019", "D108")

@@ -145,10 +145,10 @@ class RingClient:
         answer = self.world.verbs.prepare_store(self._call(digests(*numbers, chain=chain)), request)
         return store_id, answer.reply.grant, np.frombuffer(answer.frames[0], dtype=PLACEMENT)  # type: ignore[union-attr]
 
-    def commit(self, store_id: bytes, marks: Sequence[int]) -> tuple[Call, Answer | None]:
-        """Say which chunks are there; None while the answer waits for the mover."""
+    def commit(self, store_id: bytes, marks: Sequence[int], *, moving: bool = False) -> tuple[Call, Answer | None]:
+        """Say which chunks are there, or will be; None while the answer waits for the mover."""
         call = self._call(bytes(marks), b"")
-        return call, self.world.verbs.commit_store(call, CommitStore(store_id=store_id))
+        return call, self.world.verbs.commit_store(call, CommitStore(store_id=store_id, moving=moving))
 
     def lookup(self, *numbers: int, chain: int = 0) -> tuple[bytes, int]:
         lookup_id = fresh_id()
@@ -166,6 +166,13 @@ class RingClient:
         request = CommitRetrieve(lookup_id=lookup_id, end=chunks)
         answer = self.world.verbs.commit_retrieve(self._call(bytes(chunks)), request)
         return list(answer.frames[0])
+
+    def loading(self, lookup_id: bytes, chunks: int) -> Call:
+        """Commit a load while its mover is still at it."""
+        call = self._call(bytes(chunks))
+        request = CommitRetrieve(lookup_id=lookup_id, end=chunks, moving=True)
+        assert self.world.verbs.commit_retrieve(call, request) is None
+        return call
 
     def free(self, lookup_id: bytes) -> None:
         self.world.verbs.free_lookup(self._call(), FreeLookup(lookup_id=lookup_id, first=0, end=READ_CHUNKS))

@@ -61,14 +61,9 @@ class RingMachine(RuleBasedStateMachine):
             self.done["revoked"] += 1
 
     @rule(place=PLACE)
-    def a_mover_has_moved_all_of_a_store(self, place: int) -> None:
+    def a_mover_has_moved_all(self, place: int) -> None:
         """It ends such a grant by itself."""
-        unasked = [
-            (m, name)
-            for m in self.world.movers.all()
-            for name, hand in m.grants.items()
-            if not hand.asked and hand.direction is Direction.STORE
-        ]
+        unasked = [(m, name) for m in self.world.movers.all() for name, hand in m.grants.items() if not hand.asked]
         if unasked:
             self.world.movers.say_revoked(*unasked[place % len(unasked)])
             self.done["ended by themselves"] += 1
@@ -138,6 +133,16 @@ class RingMachine(RuleBasedStateMachine):
             except CacheError:
                 self.done["late commits"] += 1
 
+    @precondition(lambda self: self.stores)
+    @rule(place=PLACE)
+    def a_store_is_committed_while_its_mover_moves(self, place: int) -> None:
+        client, store_id, _, dispositions = self.stores[place % len(self.stores)]
+        try:
+            client.commit(store_id, [int(d == Disposition.WRITE) for d in dispositions], moving=True)
+            self.done["commits ahead"] += 1
+        except CacheError:
+            self.done["refused commits ahead"] += 1
+
     @rule(place=PLACE, chain=st.integers(0, 1), count=COUNT, calm=st.booleans())
     def a_load_begins(self, place: int, chain: int, count: int, calm: bool) -> None:
         if calm:
@@ -165,6 +170,16 @@ class RingMachine(RuleBasedStateMachine):
             client.free(lookup_id)
         else:
             client.loaded(lookup_id, found)
+
+    @precondition(lambda self: self.loads)
+    @rule(place=PLACE)
+    def a_load_is_committed_while_its_mover_moves(self, place: int) -> None:
+        client, lookup_id, found = self.loads[place % len(self.loads)]
+        try:
+            client.loading(lookup_id, found)
+            self.done["loads ahead"] += 1
+        except CacheError:
+            self.done["refused loads ahead"] += 1
 
     # --- time ------------------------------------------------------------------------------------------------------
 
@@ -231,5 +246,7 @@ def test_no_slot_is_shared_and_none_stays_held() -> None:
         "ended by themselves",
         "commits that wait",
         "deaths with grants",
+        "commits ahead",
+        "loads ahead",
     )
     assert all(RingMachine.done[name] >= 5 for name in reached), RingMachine.done

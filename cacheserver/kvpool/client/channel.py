@@ -39,6 +39,8 @@ class Errand:
     epoch: int
     limits: Limits
     ends_s: float
+    moving: bool = False
+    """True if the last request may be sent while a mover is still at the bytes."""
 
     def left_s(self) -> float:
         """Seconds that the job still has."""

@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from kvpool.client.ahead import Ahead
 from kvpool.client.call import Call
 from kvpool.client.channel import Errand, Wanted, only
 from kvpool.client.client_moved import MappedReader
@@ -50,6 +51,7 @@ class Loading:
         self._ledger = ledger
         self._rings = rings
         self._move: RingMove | None = None
+        self._ahead: Ahead[Retrieved] = Ahead()
         self._committed: Call[Retrieved] | None = None
         self._concluding = False
         """True once it is the ring that ends the load."""
@@ -112,7 +114,9 @@ class Loading:
 
     def _finish(self) -> None:
         """Commit, whatever happened: this reader's pins go."""
-        committed = self._commit()
+        committed = self._ahead.take()
+        if committed is None or not self._written.all():
+            committed = self._commit()
         if self._written.any():
             # The lane goes on with the next load; the link's thread hears the answer.
             self._committed = committed
@@ -161,6 +165,9 @@ class Loading:
         )
         self._concluding = alone
         ring.load(move, self._copying.ends_s)
+        if self._errand.moving and len(chunks) == job.chunks:
+            # Answered once the mover is through, and of no account if it does not move all of it.
+            self._ahead.send(partial(self._commit, moving=True))
         if not alone:
             move.finish()
 
@@ -194,12 +201,11 @@ class Loading:
         self._blocks.scatter(self.job.group, self.job.block_ids[chunk], self.job.skipped(chunk), data)
         self._written[chunk] = True
 
-    def _commit(self) -> Call[Retrieved]:
+    def _commit(self, *, moving: bool = False) -> Call[Retrieved]:
         job = self.job
-        return self._errand.conclude(
-            CommitRetrieve(lookup_id=job.lookup_id, group=job.group, shard=job.shard, first=job.first, end=job.end),
-            (self._wrong.tobytes(),),
-        )
+        part = {"group": job.group, "shard": job.shard, "first": job.first, "end": job.end}
+        request = CommitRetrieve(lookup_id=job.lookup_id, moving=moving, **part)
+        return self._errand.conclude(request, (self._wrong.tobytes(),))
 
     def _judge(self) -> None:
         """Learn which chunks the server vouches for; without its word none is good."""

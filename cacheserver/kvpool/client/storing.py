@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kvpool.client.ahead import Ahead
 from kvpool.client.call import Call
 from kvpool.client.channel import Errand, Writer, only
 from kvpool.client.client_moved import MappedWriter
@@ -67,6 +68,7 @@ class Storing:
         self._rings = rings
         self._move: RingMove | None = None
         self._placed = np.empty(0, dtype=PLACEMENT)
+        self._ahead: Ahead[Stored] = Ahead()
         self._committed: Call[Stored] | None = None
         self._concluding = False
         """True once something that is under way will end the store."""
@@ -112,7 +114,7 @@ class Storing:
     def abandon(self, reason: str) -> None:
         """End it without a byte sent."""
         self._drop(reason)
-        self._commit()
+        self._commit(self._complete)
         self._end()
 
     def cancel(self, timeout_s: float) -> bool:
@@ -157,7 +159,9 @@ class Storing:
 
     def _finish(self) -> None:
         """Commit what got there; what did not is given back by the same commit."""
-        committed = self._commit()
+        committed = self._ahead.take()
+        if committed is None or not self._is_whole():
+            committed = self._commit(self._complete)
         if len(self._placed):
             # Also after a failure the store ends only when the server has answered: what it kept is counted, and seen.
             # The lane goes on with the next store; the link's thread hears the answer.
@@ -200,6 +204,9 @@ class Storing:
         if not self._cancelled:
             self._concluding = True
             ring.store(move, self._copying.ends_s)
+            if self._errand.moving:
+                # Answered once the mover is through, and of no account if it does not move all of it.
+                self._ahead.send(partial(self._commit, self._wanted(), moving=True))
 
     def _moved(self, chunks: list[int]) -> None:
         """Commit what the ring moved."""
@@ -242,12 +249,22 @@ class Storing:
                 raise _StoppedError("late")
             self._blocks.gather(self.job.group, self.job.block_ids[chunk], out)
 
-    def _commit(self) -> Call[Stored]:
+    def _commit(self, complete: NDArray[np.uint8], *, moving: bool = False) -> Call[Stored]:
         """End the store at the server: chunks that are not complete are dropped there at once."""
+        kind = ChecksumKind.NONE if self._move else PREFERRED
         return self._errand.conclude(
-            CommitStore(store_id=self._store_id, checksum_kind=ChecksumKind.NONE if self._move else PREFERRED),
-            (self._complete.tobytes(), b"" if self._move else self._checksums.tobytes()),
+            CommitStore(store_id=self._store_id, checksum_kind=kind, moving=moving),
+            (complete.tobytes(), b"" if self._move else self._checksums.tobytes()),
         )
+
+    def _wanted(self) -> NDArray[np.uint8]:
+        """Return a mark for each chunk that the server wants."""
+        marks: NDArray[np.uint8] = (self._placed["disposition"] == Disposition.WRITE).astype(np.uint8)
+        return marks
+
+    def _is_whole(self) -> bool:
+        """True if all that the server wants got there."""
+        return bool((self._complete == self._wanted()).all())
 
     def _account(self) -> None:
         """Count what was kept; only what the server says it kept is a success."""

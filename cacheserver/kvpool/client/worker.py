@@ -23,6 +23,7 @@ from kvpool.config import ClientConfig
 from kvpool.model.identity import Mode
 from kvpool.model.keys import DIGEST_BYTES
 from kvpool.model.layout import NOWHERE
+from kvpool.wire.versions import MOVING
 
 __all__ = ["WorkerAdapter"]
 
@@ -156,7 +157,8 @@ class WorkerAdapter:
         """Return the way to the session of *state*, or None while uncached."""
         if not state.healthy or state.welcome is None:
             return None
-        return Errand(self._link, state.epoch, state.welcome.limits, monotonic() + self._config.transfer_s)
+        welcome, ends_s = state.welcome, monotonic() + self._config.transfer_s
+        return Errand(self._link, state.epoch, welcome.limits, ends_s, moving=MOVING in welcome.features)
 
     def _objection_to_store(self, job: StoreJob) -> str:
         if not self._link.role.stores:

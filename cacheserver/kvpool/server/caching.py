@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kvpool.engine.outcomes import FoundPrefix, ReadPlan
 from kvpool.model.checksum import ChecksumKind, can_verify
-from kvpool.model.errors import CacheError
+from kvpool.model.errors import CacheError, UnknownLease
 from kvpool.model.slots import CHECK, Disposition
 from kvpool.server.calls import Answer, Call
 from kvpool.server.dispatch import Dispatcher, Route
@@ -44,6 +44,8 @@ __all__ = ["CachingVerbs"]
 log = structlog.get_logger()
 
 _VERIFIABLE: Final = [int(kind) for kind in ChecksumKind if kind and can_verify(kind)]
+
+_NOT_MOVED: Final = "no mover is at it, or not to the end; commit it again once nothing moves"
 
 _Checksums = tuple[bytes | memoryview, int | NDArray[np.uint8]]
 """16 bytes a chunk, or nothing; and how all of them were made, or a kind for each."""
@@ -121,12 +123,19 @@ class CachingVerbs:
         """Publish what was written; what a mover wrote once it says that it writes no more."""
         self._answers.hold(call)
         over = partial(self._commit_moved, call, request)
+        if request.moving:
+            if not self._rings.await_moved(call.owner.client_id, (request.store_id,), over):
+                raise UnknownLease(_NOT_MOVED)
+            return None
         if self._rings.revoke_store(call.owner.client_id, request.store_id, over, self._clock()):
             return None
         return self._commit(call, request, call.frames[0], (call.frames[1], request.checksum_kind))
 
     def _commit_moved(self, call: Call, request: CommitStore, end: Revoked | None, granted: int) -> None:
         """Commit after the mover's word; if it moved less than the client says, nothing of it is believed."""
+        if request.moving and end is None:
+            self._answers.fail(call, UnknownLease(_NOT_MOVED), self._clock())
+            return
         complete: bytes | memoryview = call.frames[0]
         marked = np.frombuffer(complete, dtype=np.uint8)
         if end is not None and end.moved_bytes < int(np.count_nonzero(marked == 1)) * granted:
@@ -161,9 +170,27 @@ class CachingVerbs:
         frames = (plan.placements.tobytes(), plan.checksums.tobytes(), plan.kinds.tobytes())
         return Answer(Readable(chunks=len(plan.kinds), grant=grant), frames)
 
-    def commit_retrieve(self, call: Call, request: CommitRetrieve) -> Answer:
-        """Vouch for what was read, or not."""
+    def commit_retrieve(self, call: Call, request: CommitRetrieve) -> Answer | None:
+        """Vouch for what was read, or not; once a mover has read all of it if it is still at it."""
+        if request.moving:
+            self._answers.hold(call)
+            over = partial(self._vouch_moved, call, request)
+            if not self._rings.await_moved(call.owner.client_id, _load_of(request), over):
+                raise UnknownLease(_NOT_MOVED)
+            return None
         self._rings.revoke_load(call.owner.client_id, _load_of(request), self._clock())
+        return self._vouch(call, request)
+
+    def _vouch_moved(self, call: Call, request: CommitRetrieve, end: Revoked | None, _: int) -> None:
+        """Vouch after the mover's word."""
+        try:
+            if end is None:
+                raise UnknownLease(_NOT_MOVED)
+            self._answers.finish(call, self._vouch(call, request), self._clock())
+        except CacheError as e:
+            self._answers.fail(call, e, self._clock())
+
+    def _vouch(self, call: Call, request: CommitRetrieve) -> Answer:
         ends = self._engine.commit_retrieve(
             call.owner.client_id,
             request.lookup_id,

@@ -2,14 +2,14 @@
 """What was granted to movers, and for which store or load. Thread: the loop's.
 
 A grant ends when its mover says that no copy of it runs, or when the mover is reaped; until then its slots stay held. A
-mover that has moved all of a store says so by itself: its word then waits for the commit.
+mover that has moved all of it says so by itself: its word then waits for the commit, or the commit was there before.
 """
 
 import secrets
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +59,14 @@ class _Grant:
     revoked: bool = False
     overs: list[Over] = field(default_factory=list)
     """Who waits for its end, in order."""
+    moved: Over | None = None
+    """Who waits until all of it was moved."""
+
+    def give_up(self) -> None:
+        """Tell who waits until all of it was moved that this will not be known."""
+        over, self.moved = self.moved, None
+        if over is not None:
+            over(None, self.chunk_bytes)
 
 
 def sampled(chunks: int, count: int, within: float) -> NDArray[np.int64]:
@@ -77,6 +85,14 @@ def sampled(chunks: int, count: int, within: float) -> NDArray[np.int64]:
     return places
 
 
+class _Told(NamedTuple):
+    """What a mover said by itself of all that was granted."""
+
+    way: Direction
+    end: Revoked
+    chunk_bytes: int
+
+
 class Granted:
     """All grants of all movers."""
 
@@ -87,8 +103,8 @@ class Granted:
         self._grants: dict[bytes, _Grant] = {}
         self._open: dict[Lease, bytes] = {}
         """The last grant of each lease, until nothing runs under it any more."""
-        self._told: dict[Lease, tuple[Revoked, int]] = {}
-        """What movers said of stores that are not committed yet, and the bytes of one chunk."""
+        self._told: dict[Lease, _Told] = {}
+        """What movers said of stores and loads that are not committed yet."""
         self.moved: Counter[tuple[bytes, Direction]] = Counter()
         """Bytes by mover and direction, of grants that ended."""
 
@@ -139,17 +155,35 @@ class Granted:
 
         It may have been revoked before: until the mover says that it is over, whoever comes later waits as well.
         """
-        if over is not None and (told := self._told.pop(lease, None)) is not None:
-            over(*told)
+        told = self._told.get(lease)
+        if told is not None and (over is not None or told.way is Direction.LOAD):
+            del self._told[lease]
+            if over is not None:
+                over(told.end, told.chunk_bytes)
             return True
         name = self._open.get(lease, b"")
         if not name:
             return False
         grant = self._grants[name]
         grant.overs += [over] if over is not None else []
+        grant.give_up()
         if not grant.revoked:
             grant.revoked = True
             self._movers.revoke(grant.mover_id, name, now_s)
+        return True
+
+    def await_moved(self, lease: Lease, over: Over) -> bool:
+        """Call *over* once a mover has moved all of a lease's grant, also at once; False if none is at it.
+
+        Without the mover's word if something else ends the grant before.
+        """
+        if (told := self._told.pop(lease, None)) is not None:
+            over(told.end, told.chunk_bytes)
+            return True
+        grant = self._grants.get(self._open.get(lease, b""))
+        if grant is None or grant.revoked or grant.moved is not None:
+            return False
+        grant.moved = over
         return True
 
     def ended(self, name: bytes, end: Revoked | None) -> None:
@@ -162,13 +196,17 @@ class Granted:
         if end is not None:
             self._note(grant, end)
         self._claims.let_go(grant.held)
-        for over in grant.overs:
+        if end is None:
+            grant.give_up()
+        overs = [over for over in (*grant.overs, grant.moved) if over is not None]
+        for over in overs:
             over(end, grant.chunk_bytes)
-        if not grant.overs and grant.direction is Direction.STORE:
-            if end is not None and self._claims.store_lives(*grant.lease):
-                self._told[grant.lease] = end, grant.chunk_bytes
-            else:
-                self._claims.store_over(*grant.lease)
+        if overs:
+            return
+        if end is not None and self._lives(grant.lease, grant.direction):
+            self._told[grant.lease] = _Told(grant.direction, end, grant.chunk_bytes)
+        elif grant.direction is Direction.STORE:
+            self._claims.store_over(*grant.lease)
 
     def mover_reaped(self, mover_id: bytes) -> None:
         """Learn that a mover does not exist any more: all its grants end."""
@@ -184,13 +222,14 @@ class Granted:
         over = [grant.lease for grant in unrevoked if not self._lives(grant.lease, grant.direction)]
         for lease in over:
             self.revoke(lease, None, now_s)
-        for lease in [lease for lease in self._told if not self._claims.store_lives(*lease)]:
+        for lease in [lease for lease, told in self._told.items() if not self._lives(lease, told.way)]:
             self._forget(lease)
         return bool(over)
 
     def _forget(self, lease: Lease) -> None:
-        """Drop what a mover said of a store that ended without a commit."""
-        if self._told.pop(lease, None) is not None:
+        """Drop what a mover said of a store or load that ended without a commit."""
+        told = self._told.pop(lease, None)
+        if told is not None and told.way is Direction.STORE:
             self._claims.store_over(*lease)
 
     def _note(self, grant: _Grant, end: Revoked) -> None:

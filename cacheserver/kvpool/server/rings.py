@@ -205,6 +205,10 @@ class Rings:
         """End a load's grant, if it has one; its slots stay held until nothing runs under it."""
         self._stirred |= self._granted.revoke((client_id, *load), None, now_s)
 
+    def await_moved(self, client_id: bytes, what: Lease, over: Over) -> bool:
+        """Call *over* once all of a store (its id) or a load was moved; see ``Granted.await_moved``."""
+        return self._granted.await_moved((client_id, *what), over)
+
     def _grant(self, client_id: bytes, way: Direction, lease: Lease, rows: Rows, checks: Rows) -> bytes:
         ring = self._rings.get(client_id)
         if ring is None or not ring.joined or ring.state is not RingState.READY:

@@ -41,7 +41,7 @@ from kvpool.wire.messages import (
     WatchRing,
     Welcome,
 )
-from kvpool.wire.versions import agree
+from kvpool.wire.versions import MOVING, agree
 
 __all__ = ["Rim", "SessionVerbs"]
 
@@ -271,6 +271,7 @@ class SessionVerbs:
             descriptor_socket=self._rim.descriptor_socket if client.peer.origin is Origin.UNIX else "",
             identity_expires_s=self._told(identity),
             plain_bulk_port=self._rim.plain_bulk_port if client.peer.origin is Origin.TCP else 0,
+            features=(MOVING,),
         )
 
     def _expiry(self, identity: Identity) -> float | None:

@@ -61,3 +61,6 @@ class CommitRetrieve(Request[Retrieved], frozen=True, kw_only=True, tag="commit_
     shard: Small = 0
     first: Count = 0
     end: Count
+    moving: bool = False
+    """A mover is still at it: answered once it has moved all that was granted, and refused if the load ends otherwise,
+    by the same request without this, say. For servers with the feature MOVING."""

@@ -64,3 +64,6 @@ class CommitStore(Request[Stored], frozen=True, kw_only=True, tag="commit_store"
 
     store_id: Id128
     checksum_kind: Annotated[int, Meta(ge=0, le=255)] = 0
+    moving: bool = False
+    """A mover is still at it: answered once it has moved all that was granted, and refused if the store ends otherwise,
+    by the same request without this, say. For servers with the feature MOVING."""

@@ -5,10 +5,13 @@ from typing import Final
 
 from kvpool.model.errors import VersionMismatch
 
-__all__ = ["VERSION_MAX", "VERSION_MIN", "agree"]
+__all__ = ["MOVING", "VERSION_MAX", "VERSION_MIN", "agree"]
 
 VERSION_MIN: Final = 1
 VERSION_MAX: Final = 1
+
+MOVING: Final = "moving"
+"""A feature of servers: commits may come while a mover is still at the bytes."""
 
 
 def agree(theirs_min: int, theirs_max: int) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.fakes.ring_clients import RingClient, RingWorld, to_write
+from tests.fakes.scripted_movers import ScriptedMover
 
 from kvpool.index.phases import Phase
 from kvpool.model.errors import Busy, UnknownLease
@@ -134,6 +135,157 @@ def test_what_a_mover_said_by_itself_counts_as_much(world: RingWorld, anne: Ring
 
     assert dispositions(world.answers.ended[call]) == [Disposition.ABANDONED] * 2
     assert anne.lookup(0, 1)[1] == 0
+
+
+def test_a_commit_may_come_while_the_mover_is_at_it(world: RingWorld, anne: RingClient) -> None:
+    mover = anne.join()
+    store_id, grant, _ = anne.prepare(0, 1)
+
+    call, answer = anne.commit(store_id, [1, 1], moving=True)
+
+    assert answer is None
+    world.turn()
+    assert not mover.grants[grant].asked, "nobody stops the mover"
+    assert anne.lookup(0, 1)[1] == 0
+    world.movers.say_revoked(mover, grant)
+    world.turn()
+    assert dispositions(world.answers.ended[call]) == [Disposition.STORED] * 2
+    assert anne.lookup(0, 1)[1] == 2
+    with pytest.raises(UnknownLease):
+        anne.commit(store_id, [1, 1])
+
+
+def test_the_movers_word_may_come_before_such_a_commit(world: RingWorld, anne: RingClient) -> None:
+    mover = anne.join()
+    store_id, grant, _ = anne.prepare(0, 1)
+    world.movers.say_revoked(mover, grant)
+    world.turn()
+
+    call, _ = anne.commit(store_id, [1, 1], moving=True)
+
+    assert dispositions(world.answers.ended[call]) == [Disposition.STORED] * 2
+
+
+def test_a_commit_that_knows_the_end_takes_the_place_of_one_that_did_not(world: RingWorld, anne: RingClient) -> None:
+    mover = anne.join()
+    store_id, grant, _ = anne.prepare(0, 1)
+    early, _ = anne.commit(store_id, [1, 1], moving=True)
+
+    late, answer = anne.commit(store_id, [1, 0])
+
+    assert isinstance(world.answers.ended[early], UnknownLease)
+    assert answer is None
+    assert mover.grants[grant].asked
+    world.movers.say_revoked(mover, grant, moved_chunks=1)
+    world.turn()
+    assert dispositions(world.answers.ended[late]) == [Disposition.STORED, Disposition.ABANDONED]
+    assert anne.lookup(0, 1)[1] == 1
+
+
+@pytest.mark.parametrize("lapsed", [False, True])
+def test_such_a_commit_is_refused_if_the_mover_dies(world: RingWorld, anne: RingClient, *, lapsed: bool) -> None:
+    mover = anne.join()
+    store_id, _, rows = anne.prepare(0, 1)
+    call, _ = anne.commit(store_id, [1, 1], moving=True)
+    if lapsed:
+        world.turn(100.0)
+        assert isinstance(world.answers.ended[call], UnknownLease), "the lease ran out"
+
+    world.movers.end(mover.mover_id, "it died")
+    world.movers.reap(mover)
+    world.turn()
+
+    assert isinstance(world.answers.ended[call], UnknownLease)
+    world.turn(100.0)
+    assert (world.slots.phase[to_write(rows)] == Phase.FREE).all()
+    assert anne.lookup(0, 1)[1] == 0
+
+
+def test_such_a_commit_needs_a_mover_that_is_at_it(world: RingWorld, anne: RingClient) -> None:
+    anne.join()
+    store_id, _, _ = anne.prepare(0, 1)
+    anne.commit(store_id, [1, 1], moving=True)
+    with pytest.raises(UnknownLease):
+        anne.commit(store_id, [1, 1], moving=True)
+    anne.commit(store_id, [1, 0])
+    with pytest.raises(UnknownLease):
+        anne.commit(store_id, [1, 1], moving=True)
+    with pytest.raises(UnknownLease):
+        anne.commit(bytes(16), [1], moving=True)
+
+
+@pytest.fixture
+def found(world: RingWorld, anne: RingClient) -> tuple[bytes, bytes, ScriptedMover]:
+    """A load of two chunks that was granted: the lookup, the grant, the mover."""
+    mover = anne.join()
+    store_id, grant, _ = anne.prepare(0, 1)
+    anne.commit(store_id, [1, 1])
+    world.movers.say_revoked(mover, grant)
+    world.turn()
+    lookup_id, chunks = anne.lookup(0, 1)
+    return lookup_id, anne.load(lookup_id, chunks)[0], mover
+
+
+Found = tuple[bytes, bytes, ScriptedMover]
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_load_is_vouched_for_once_its_mover_has_read_all(
+    world: RingWorld, anne: RingClient, found: Found, *, early: bool
+) -> None:
+    lookup_id, grant, mover = found
+    call = anne.loading(lookup_id, 2) if early else None
+    world.turn()
+    assert not mover.grants[grant].asked
+    assert not call or call in world.answers.open
+    world.movers.say_revoked(mover, grant)
+    world.turn()
+
+    call = call or anne.loading(lookup_id, 2)
+
+    assert dispositions(world.answers.ended[call]) == [Disposition.VOUCHED] * 2
+    assert not world.slots.pins.any()
+
+
+def test_a_load_that_did_not_get_all_is_committed_again(world: RingWorld, anne: RingClient, found: Found) -> None:
+    lookup_id, grant, mover = found
+    call = anne.loading(lookup_id, 2)
+
+    assert anne.loaded(lookup_id, 2) == [Disposition.VOUCHED] * 2
+
+    assert isinstance(world.answers.ended[call], UnknownLease)
+    assert world.slots.pins.any(), "the mover may still read"
+    world.movers.say_revoked(mover, grant)
+    world.turn()
+    assert not world.slots.pins.any()
+
+
+def test_what_a_mover_said_of_a_load_is_not_kept_for_ever(world: RingWorld, anne: RingClient, found: Found) -> None:
+    lookup_id, grant, mover = found
+    world.movers.say_revoked(mover, grant)
+    world.turn()
+    assert anne.loaded(lookup_id, 2) == [Disposition.VOUCHED] * 2
+    other, _ = anne.lookup(0, 1)
+    again, _ = anne.load(other, 2)
+    world.movers.say_revoked(mover, again)
+    world.turn()
+
+    world.turn(100.0)
+
+    assert not world.rings._granted._told
+
+
+def test_a_load_whose_lease_ran_out_is_not_vouched_for(world: RingWorld, anne: RingClient, found: Found) -> None:
+    lookup_id, _, mover = found
+    call = anne.loading(lookup_id, 2)
+
+    world.turn(100.0)
+
+    assert isinstance(world.answers.ended[call], UnknownLease)
+    world.movers.end(mover.mover_id, "it died")
+    world.movers.reap(mover)
+    world.turn()
+    assert not world.slots.pins.any()
 
 
 @pytest.mark.parametrize("lost", [False, True])

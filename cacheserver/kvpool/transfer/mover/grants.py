@@ -43,13 +43,13 @@ class _Held:
     running: int = 0
     moved_bytes: int = 0
     revoked: bool = False
-    """Also true once a store has brought all that was granted: nobody has to say so."""
+    """Also true once all that was granted came: nobody has to say so."""
 
     missing_bytes: int = 0
-    """Stores: of what was granted."""
+    """Of what was granted."""
 
     came: set[tuple[int, int]] = field(default_factory=set)
-    """Stores: chunk, and where a part of it begins that came."""
+    """Chunk, and where a part of it begins that came."""
 
     filled: dict[int, int] = field(default_factory=dict)
     """Stores: bytes that came, by chunk whose checksum is to be made."""
@@ -62,7 +62,7 @@ class _Held:
         return ChecksumKind(int(self.checks["kind"][chunk])) if len(self.checks) else ChecksumKind.NONE
 
     def note(self, move: Move) -> None:
-        """Note what a store's move brought; a part that comes again is none that was missing."""
+        """Note what a move brought; a part that comes again is none that was missing."""
         parts = {(chunk, move.offset) for chunk in move.chunks} - self.came
         self.came |= parts
         self.missing_bytes -= len(parts) * move.length
@@ -131,13 +131,18 @@ class Grants:
     def end(self, grant: bytes, moved_bytes: int = 0) -> Revoked | None:
         """End a move, or a checksum's making; returns the grant's end if it was the last one of a grant.
 
-        That is one that was revoked, or of a store that has brought all that was granted.
+        That is one that was revoked, or under which all that was granted came.
         """
         with self._changed:
             held = self._held[grant]
             held.running -= 1
             held.moved_bytes += moved_bytes
             return self._ended(held)
+
+    def came(self, move: Move) -> None:
+        """Note what a load's move brought, before its ``end``."""
+        with self._changed:
+            self._held[move.grant].note(move)
 
     # Checksums of what was moved. All of this between ``begin`` and ``end`` of some move.
 

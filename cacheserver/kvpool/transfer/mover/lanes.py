@@ -64,6 +64,8 @@ class Landing:
         self._pace.ended(length, queued_s, now_s)
         if self._direction is Direction.STORE:
             self._rig.checks.arrived(move)
+        else:
+            self._rig.grants.came(move)
         return now_s, self._rig.grants.end(move.grant, length)
 
 

@@ -111,7 +111,7 @@ class Forget(Struct, frozen=True, kw_only=True, tag="forget"):
 
 
 class Grant(Struct, frozen=True, kw_only=True, tag="grant"):
-    """Chunks that the client may move, one way. One for a store ends by itself, with Revoked, once all of it came."""
+    """Chunks that the client may move, one way. It ends by itself, with Revoked, once all of it came."""
 
     grant: GrantId
     direction: Direction

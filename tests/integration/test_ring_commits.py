@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When stores and loads that go through a ring are committed: while the mover moves, where the server knows that."""
+
+import pytest
+from tests.fakes.clients import digests, until
+from tests.fakes.ring_engine import RingEngine
+from tests.fakes.server_process import WITH_FAKE_MOVERS, ServerProcess
+
+from kvpool.client import worker
+from kvpool.client.channel import Errand
+from kvpool.wire.messages import CommitRetrieve, CommitStore, Stats
+
+TARGET = 128
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def engine(tmp_path):
+    with (
+        ServerProcess(tmp_path, program=WITH_FAKE_MOVERS) as server,
+        RingEngine(server.address, model="m") as engine,
+    ):
+        engine.healthy(PATIENCE_S)
+        until(lambda: not engine.rings.reason, PATIENCE_S)
+        yield engine
+
+
+@pytest.fixture
+def commits(monkeypatch):
+    """The commits that are sent, as (kind, moving)."""
+    sent, real = [], Errand.conclude
+
+    def conclude(self, request, frames):
+        if isinstance(request, CommitStore | CommitRetrieve):
+            sent.append((type(request), request.moving))
+        return real(self, request, frames)
+
+    monkeypatch.setattr(Errand, "conclude", conclude)
+    return sent
+
+
+def there_and_back(engine, name="l"):
+    engine.blocks.fill(3)
+    keys = digests(8, name)
+    engine.store(keys)
+    assert engine.load(engine.lookup(keys, name), TARGET, request_id=name) == frozenset()
+    assert (engine.bytes_of(TARGET, 8) == engine.bytes_of(0, 8)).all()
+
+
+def test_one_commit_is_enough_and_is_sent_while_the_mover_moves(engine, commits):
+    there_and_back(engine)
+
+    assert commits == [(CommitStore, True), (CommitRetrieve, True)]
+
+
+def test_a_server_that_does_not_know_it_is_asked_at_the_end(engine, commits, monkeypatch):
+    monkeypatch.setattr(worker, "MOVING", "a feature that this server does not have")
+
+    there_and_back(engine)
+
+    assert commits == [(CommitStore, False), (CommitRetrieve, False)]
+
+
+def test_a_store_that_is_cancelled_under_way_is_committed_as_it_ended(engine, commits):
+    engine.blocks.fill(4)
+    engine.blocks.gate.clear()
+    engine.begin_store(digests(8), request_id="s")
+    assert engine.blocks.entered.wait(PATIENCE_S)
+
+    engine.worker.cancel_stores(["s"], 0.0)
+    engine.blocks.gate.set()
+    until(lambda: engine.poll() and engine.stored, PATIENCE_S)
+
+    assert commits[-1] == (CommitStore, False)
+    kept = engine.lookup(digests(8)).chunks
+    assert kept == engine.worker.counters().get("chunks_stored", 0) < 8
+    assert engine.scheduler_link.call(Stats())[0].counters["kvpool_illegal_moves_total"] == 0
+    there_and_back(engine, "again")
