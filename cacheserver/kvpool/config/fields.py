@@ -314,7 +314,7 @@ class ClientConfig(Section, frozen=True, kw_only=True):
         tuple[Mode, ...],
         Meta(
             min_length=1,
-            description="Transfer modes to offer, in order of preference. mapped was not run on a device yet, and is "
+            description="Transfer modes to offer, in order of preference. mapped costs the engine's own kernels, and is "
             "offered only if it is named here.",
         ),
     ] = (Mode.RING, Mode.CLIENT_MOVED, Mode.STREAMED)
