@@ -314,8 +314,8 @@ class ClientConfig(Section, frozen=True, kw_only=True):
         tuple[Mode, ...],
         Meta(
             min_length=1,
-            description="Transfer modes to offer, in order of preference. mapped costs the engine's own kernels, and is "
-            "offered only if it is named here.",
+            description="Transfer modes to offer, in order of preference. mapped costs the engine's own kernels, and "
+            "is offered only if it is named here.",
         ),
     ] = (Mode.RING, Mode.CLIENT_MOVED, Mode.STREAMED)
     connect_s: Annotated[
