@@ -45,3 +45,24 @@ class NumpyBlocks:
         assert self.gate.wait(30)
         if (block_ids >= len(self.memory)).any():
             raise IndexError(f"block {block_ids.max()} of {len(self.memory)}")
+
+
+class StagedNumpyBlocks(NumpyBlocks):
+    """Blocks that a device's stage moves; gates and counts are those of its base."""
+
+    staged = None
+    """A ``StagedBlocks`` over the same memory."""
+
+    @property
+    def locks(self):
+        return self.staged.locks
+
+    def gather(self, group, block_ids, out) -> None:
+        self.pass_gate(block_ids)
+        self.staged.gather(group, block_ids, out)
+        self.gathered += 1
+
+    def scatter(self, group, block_ids, skip_blocks, data) -> None:
+        self.pass_gate(block_ids)
+        self.staged.scatter(group, block_ids, skip_blocks, data)
+        self.scattered += 1

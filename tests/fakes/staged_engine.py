@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from tests.fakes.blocks import POISON, NumpyBlocks
+from tests.fakes.blocks import POISON, StagedNumpyBlocks
 from tests.fakes.clients import BLOCK_BYTES, FakeEngine
 from tests.fakes.lazy_driver import LazyDriver
 from tests.fakes.mapped_device import move
@@ -59,33 +59,13 @@ def staging() -> Iterator[tuple[LazyDriver, Any]]:
                 sys.modules[name] = module
 
 
-class _Gated(NumpyBlocks):
-    """Blocks that the stage moves; gates and counts are those of its base."""
-
-    staged: Any = None
-
-    @property
-    def locks(self):
-        return self.staged.locks
-
-    def gather(self, group, block_ids, out) -> None:
-        self.pass_gate(block_ids)
-        self.staged.gather(group, block_ids, out)
-        self.gathered += 1
-
-    def scatter(self, group, block_ids, skip_blocks, data) -> None:
-        self.pass_gate(block_ids)
-        self.staged.scatter(group, block_ids, skip_blocks, data)
-        self.scattered += 1
-
-
 class StagedEngine(FakeEngine):
     """See FakeEngine; *make* is that of ``staging``. No chunk's size is a multiple of the stage's halves."""
 
     def __init__(self, address, *modes, make, blocks=256, block_bytes=BLOCK_BYTES, **options) -> None:
         super().__init__(address, *modes, blocks=blocks, block_bytes=block_bytes, **options)
         self.worker.close(1.0)
-        self.blocks = _Gated(blocks, block_bytes)
+        self.blocks = StagedNumpyBlocks(blocks, block_bytes)
         self.blocks.memory[:] = POISON
         plane = Plane(name="l", storage=0, offset=0, stride=block_bytes, block_bytes=block_bytes, packing="p")
         layout = Layout(planes=(plane,), blocks=blocks, block_tokens=2)

@@ -7,7 +7,7 @@ In mode mapped it is device memory, since no other can be exported; what looks l
 import ctypes
 
 import numpy as np
-from tests.fakes.blocks import POISON, NumpyBlocks
+from tests.fakes.blocks import POISON, StagedNumpyBlocks
 from tests.fakes.clients import CHUNK_BLOCKS, FakeEngine
 from tests.fakes.mapped_engine import GatedOffer
 from tests.gpu.devices import device_groups
@@ -26,27 +26,7 @@ from kvpool.transfer.tensors import Storage
 from kvpool.wire.messages import CacheFacts
 
 
-class StagedBlocks(NumpyBlocks):
-    """Blocks that the stage moves; gates and counts are those of its base."""
-
-    staged = None
-
-    @property
-    def locks(self):
-        return self.staged.locks
-
-    def gather(self, group, block_ids, out) -> None:
-        self.pass_gate(block_ids)
-        self.staged.gather(group, block_ids, out)
-        self.gathered += 1
-
-    def scatter(self, group, block_ids, skip_blocks, data) -> None:
-        self.pass_gate(block_ids)
-        self.staged.scatter(group, block_ids, skip_blocks, data)
-        self.scattered += 1
-
-
-class LockedBlocks(StagedBlocks):
+class LockedBlocks(StagedNumpyBlocks):
     """Blocks in page-locked memory."""
 
     def __init__(self, context: Context, blocks: int, block_bytes: int) -> None:
@@ -84,7 +64,7 @@ class DeviceArray:
         torch.cuda.synchronize()
 
 
-class DeviceBlocks(StagedBlocks):
+class DeviceBlocks(StagedNumpyBlocks):
     """Blocks in device memory."""
 
     def __init__(self, blocks: int, block_bytes: int) -> None:
@@ -125,7 +105,7 @@ class GpuEngine(FakeEngine):
 
     def __init__(self, address, mode, *, blocks=256, block_bytes=16 << 10, slots=3, **options) -> None:
         from kvpool.transfer.kernels.paged import CudaEngineDevice
-        from kvpool.transfer.kernels.staged import StagedBlocks as Stage
+        from kvpool.transfer.kernels.staged import StagedBlocks
 
         super().__init__(address, mode, blocks=blocks, block_bytes=block_bytes, **options)
         self.worker.close(1.0)
@@ -136,7 +116,7 @@ class GpuEngine(FakeEngine):
         plane = Plane(name="l", storage=0, offset=0, stride=block_bytes, block_bytes=block_bytes, packing="p")
         layout = Layout(planes=(plane,), blocks=blocks, block_tokens=2)
         _, groups = device_groups([layout], [self.blocks.address])
-        self.blocks.staged = Stage(context, groups, 3 * block_bytes)
+        self.blocks.staged = StagedBlocks(context, groups, 3 * block_bytes)
         base, self.rings, self.device = self.worker_link.registration, None, None
         slot_bytes = -(-int(2.5 * CHUNK_BLOCKS * block_bytes) // 256) * 256
         if mode is Mode.RING:

@@ -183,6 +183,13 @@ def test_a_killed_mover_is_replaced_on_its_device_while_the_other_moves_on(serve
         assert after[hurt.device] != before[hurt.device]
 
 
+def alone_moves_on(server: ServerProcess, base: dict[str, int], before: dict[str, int], engine: Engine) -> None:
+    """Its own mover alone is left, no other device is used, and it stores and loads."""
+    has_movers(server, {engine.device: before[engine.device]})
+    uses(base, {engine.device})
+    engine.does("turns 5")
+
+
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_killed_engine_gives_its_device_back_while_the_other_moves_on(server: ServerProcess, number: int) -> None:
     base = at_rest()
@@ -193,9 +200,7 @@ def test_a_killed_engine_gives_its_device_back_while_the_other_moves_on(server: 
         other.begins(f"turns {TURNS}")
         dead.killed()
         other.says(f"turns {TURNS}")
-        has_movers(server, {other.device: before[other.device]})
-        uses(base, {other.device})
-        other.does("turns 5")
+        alone_moves_on(server, base, before, other)
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -210,9 +215,7 @@ def test_a_fault_of_one_device_is_no_matter_of_the_other(server: ServerProcess, 
         assert (said := hurt.hears()).startswith("fault "), said
         other.says(f"turns {TURNS}")
         hurt.killed()
-        has_movers(server, {other.device: before[other.device]})
-        uses(base, {other.device})
-        other.does("turns 5")
+        alone_moves_on(server, base, before, other)
 
         again = Engine(server, 3, environ=by_number(number))
         again.ready()
