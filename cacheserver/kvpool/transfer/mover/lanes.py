@@ -136,9 +136,10 @@ class MoverLane:
             except DeviceFailedError as e:
                 self._rig.broken(str(e))
                 raise
-            self._answer(Moved(turn=move.turn, copy_s=now_s - queued_s))
             if ended is not None:
+                # First: the answer to a commit waits for it, and goes the longer way.
                 self._rig.revoked(ended)
+            self._answer(Moved(turn=move.turn, copy_s=now_s - queued_s))
 
     def _answer(self, moved: Moved) -> None:
         try:
