@@ -112,14 +112,18 @@ class RingMachine(RuleBasedStateMachine):
         self.loads = [load for load in self.loads if load[0] is not client]
         self.clients.append(RingClient(self.world))
 
-    @rule(place=PLACE, chain=CHAIN, first=FIRST, count=COUNT, calm=st.booleans())
-    def a_store_begins(self, place: int, chain: int, first: int, count: int, calm: bool = False) -> None:
+    @rule(place=PLACE, chain=CHAIN, first=FIRST, count=COUNT, calm=st.booleans(), ahead=st.booleans())
+    def a_store_begins(
+        self, place: int, chain: int, first: int, count: int, calm: bool = False, ahead: bool = False
+    ) -> None:
         if calm:
             self.movers_are_ready(joined=True)
         client = self.clients[place % len(self.clients)]
         store_id, grant, rows = client.prepare(*range(first, first + count), chain=chain)
         if (rows["disposition"] == Disposition.WRITE).any():
             self.stores.append((client, store_id, grant, rows["disposition"].tolist()))
+            if ahead:
+                self.a_store_is_committed_while_its_mover_moves(-1)
         self.done["granted stores"] += bool(grant)
 
     @precondition(lambda self: self.stores)
@@ -143,8 +147,8 @@ class RingMachine(RuleBasedStateMachine):
         except CacheError:
             self.done["refused commits ahead"] += 1
 
-    @rule(place=PLACE, chain=st.integers(0, 1), count=COUNT, calm=st.booleans())
-    def a_load_begins(self, place: int, chain: int, count: int, calm: bool) -> None:
+    @rule(place=PLACE, chain=st.integers(0, 1), count=COUNT, calm=st.booleans(), ahead=st.booleans())
+    def a_load_begins(self, place: int, chain: int, count: int, calm: bool, ahead: bool) -> None:
         if calm:
             self.movers_are_ready(joined=True)
         client = self.clients[place % len(self.clients)]
@@ -152,6 +156,8 @@ class RingMachine(RuleBasedStateMachine):
         if found:
             self.done["granted loads"] += bool(client.load(lookup_id, found)[0])
             self.loads.append((client, lookup_id, found))
+            if ahead:
+                self.a_load_is_committed_while_its_mover_moves(-1)
 
     @precondition(lambda self: self.loads)
     @rule(place=PLACE)
