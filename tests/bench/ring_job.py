@@ -190,8 +190,8 @@ def results(samples: dict[str, list[list[float]]], compared: int):
             yield make(name=f"{state}{name}", value=all_of_it.p50, spread=all_of_it)
         if len(rounds) > 1:
             medians = zip(*(map(statistics.median, values) for values in rounds.values()), strict=True)
-            ratio = statistics.median(now / former for now, former in medians)
-            yield make(name=f"{name}-ratio", value=ratio, unit="ratio")
+            if ratios := [now / former for now, former in medians if former]:
+                yield make(name=f"{name}-ratio", value=statistics.median(ratios), unit="ratio")
 
 
 if __name__ == "__main__":

@@ -52,6 +52,7 @@ class Loading:
         self._rings = rings
         self._move: RingMove | None = None
         self._ahead: Ahead[Retrieved] = Ahead()
+        self._all_by_ring = False
         self._committed: Call[Retrieved] | None = None
         self._concluding = False
         """True once it is the ring that ends the load."""
@@ -82,6 +83,9 @@ class Loading:
     def settle(self) -> None:
         """Wait until all chunks are in their blocks; see Work."""
         if self._concluding and self._move is not None:
+            if self._errand.moving and self._all_by_ring:
+                # Answered once the mover is through, and of no account if it does not move all of it.
+                self._ahead.send(partial(self._commit, moving=True))
             self._move.finish()
 
     def _conclude(self) -> None:
@@ -165,9 +169,7 @@ class Loading:
         )
         self._concluding = alone
         ring.load(move, self._copying.ends_s)
-        if self._errand.moving and len(chunks) == job.chunks:
-            # Answered once the mover is through, and of no account if it does not move all of it.
-            self._ahead.send(partial(self._commit, moving=True))
+        self._all_by_ring = len(chunks) == job.chunks
         if not alone:
             move.finish()
 

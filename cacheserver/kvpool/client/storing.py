@@ -104,6 +104,9 @@ class Storing:
     def settle(self) -> None:
         """Wait until all chunks are in their slots; see Work."""
         if self._concluding and self._move is not None:
+            if self._errand.moving:
+                # Answered once the mover is through, and of no account if it does not move all of it.
+                self._ahead.send(partial(self._commit, self._wanted(), moving=True))
             self._move.finish()
 
     def _conclude(self) -> None:
@@ -204,9 +207,6 @@ class Storing:
         if not self._cancelled:
             self._concluding = True
             ring.store(move, self._copying.ends_s)
-            if self._errand.moving:
-                # Answered once the mover is through, and of no account if it does not move all of it.
-                self._ahead.send(partial(self._commit, self._wanted(), moving=True))
 
     def _moved(self, chunks: list[int]) -> None:
         """Commit what the ring moved."""
