@@ -6,6 +6,7 @@ touching what they were granted until they said otherwise or are reaped.
 """
 
 from collections import Counter
+from collections.abc import Callable
 from typing import ClassVar
 
 import pytest
@@ -141,11 +142,8 @@ class RingMachine(RuleBasedStateMachine):
     @rule(place=PLACE)
     def a_store_is_committed_while_its_mover_moves(self, place: int) -> None:
         client, store_id, _, dispositions = self.stores[place % len(self.stores)]
-        try:
-            client.commit(store_id, [int(d == Disposition.WRITE) for d in dispositions], moving=True)
-            self.done["commits ahead"] += 1
-        except CacheError:
-            self.done["refused commits ahead"] += 1
+        marks = [int(d == Disposition.WRITE) for d in dispositions]
+        self.tries("commits ahead", lambda: client.commit(store_id, marks, moving=True))
 
     @rule(place=PLACE, chain=st.integers(0, 1), count=COUNT, calm=st.booleans(), ahead=st.booleans())
     def a_load_begins(self, place: int, chain: int, count: int, calm: bool, ahead: bool) -> None:
@@ -181,11 +179,15 @@ class RingMachine(RuleBasedStateMachine):
     @rule(place=PLACE)
     def a_load_is_committed_while_its_mover_moves(self, place: int) -> None:
         client, lookup_id, found = self.loads[place % len(self.loads)]
+        self.tries("loads ahead", lambda: client.loading(lookup_id, found))
+
+    def tries(self, name: str, call: Callable[[], object]) -> None:
+        """Count what was done, or refused."""
         try:
-            client.loading(lookup_id, found)
-            self.done["loads ahead"] += 1
+            call()
+            self.done[name] += 1
         except CacheError:
-            self.done["refused loads ahead"] += 1
+            self.done[f"refused {name}"] += 1
 
     # --- time ------------------------------------------------------------------------------------------------------
 

@@ -205,8 +205,9 @@ class Loading:
 
     def _commit(self, *, moving: bool = False) -> Call[Retrieved]:
         job = self.job
-        part = {"group": job.group, "shard": job.shard, "first": job.first, "end": job.end}
-        request = CommitRetrieve(lookup_id=job.lookup_id, moving=moving, **part)
+        request = CommitRetrieve(
+            lookup_id=job.lookup_id, group=job.group, shard=job.shard, first=job.first, end=job.end, moving=moving
+        )
         return self._errand.conclude(request, (self._wrong.tobytes(),))
 
     def _judge(self) -> None:

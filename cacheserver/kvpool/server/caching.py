@@ -2,6 +2,7 @@
 """Handlers of lookups, stores and loads: the engine decides, they translate. Thread: the loop's."""
 
 import struct
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -141,11 +142,7 @@ class CachingVerbs:
         if end is not None and end.moved_bytes < int(np.count_nonzero(marked == 1)) * granted:
             log.warning("store.not_moved", client=call.owner.client_id.hex(), moved_bytes=end.moved_bytes)
             complete = bytes(len(marked))
-        try:
-            answer = self._commit(call, request, complete, _checksums_of(end))
-            self._answers.finish(call, answer, self._clock())
-        except CacheError as e:
-            self._answers.fail(call, e, self._clock())
+        self._finish(call, partial(self._commit, call, request, complete, _checksums_of(end)))
 
     def _commit(self, call: Call, request: CommitStore, complete: bytes | memoryview, checksums: _Checksums) -> Answer:
         sums, kind = checksums
@@ -183,12 +180,10 @@ class CachingVerbs:
 
     def _vouch_moved(self, call: Call, request: CommitRetrieve, end: Revoked | None, _: int) -> None:
         """Vouch after the mover's word."""
-        try:
-            if end is None:
-                raise UnknownLease(_NOT_MOVED)
-            self._answers.finish(call, self._vouch(call, request), self._clock())
-        except CacheError as e:
-            self._answers.fail(call, e, self._clock())
+        if end is None:
+            self._answers.fail(call, UnknownLease(_NOT_MOVED), self._clock())
+        else:
+            self._finish(call, partial(self._vouch, call, request))
 
     def _vouch(self, call: Call, request: CommitRetrieve) -> Answer:
         ends = self._engine.commit_retrieve(
@@ -227,6 +222,13 @@ class CachingVerbs:
     def next_deadline_s(self) -> float | None:
         """Return when the next parked call has waited long enough."""
         return self._parked.next_deadline_s()
+
+    def _finish(self, call: Call, answer: Callable[[], Answer]) -> None:
+        """End a call that was held with what *answer* returns, or the error that it raises."""
+        try:
+            self._answers.finish(call, answer(), self._clock())
+        except CacheError as e:
+            self._answers.fail(call, e, self._clock())
 
     def _tell(self, lookup_id: bytes, call: Call, *, only_final: bool) -> None:
         now_s = self._clock()
