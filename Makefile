@@ -61,6 +61,7 @@ lint: setup
 
 types: setup
 	$(PY) -m mypy
+	$(PY) -m mypy --config-file tests/mypy.ini
 
 imports: setup
 	$(VENV)/bin/lint-imports .importlinter --no-cache --no-logo

@@ -104,7 +104,7 @@ class Client:
 
 
 def lookups(client: Client, seconds: float) -> dict[str, object]:
-    samples, ends_s = [], time.monotonic() + seconds
+    samples, ends_s = list[float](), time.monotonic() + seconds
     while time.monotonic() < ends_s:
         request_id = client.id(f"lookup-{len(samples)}")
         start = time.perf_counter()

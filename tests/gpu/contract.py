@@ -69,9 +69,9 @@ class DeviceBlocks(StagedNumpyBlocks):
 
     def __init__(self, blocks: int, block_bytes: int) -> None:
         super().__init__(1, 1)
-        self.memory = DeviceArray(blocks, block_bytes)
-        self.memory[:] = POISON
-        self.address = self.memory.tensor.data_ptr()
+        self.memory = memory = DeviceArray(blocks, block_bytes)
+        memory[:] = POISON
+        self.address = memory.tensor.data_ptr()
 
 
 class GatedDevice:
@@ -127,10 +127,10 @@ class GpuEngine(FakeEngine):
         if mapped:
             storage = Storage("cuda", 0, self.blocks.address, blocks * block_bytes)
             facts = CacheFacts(device=context.uuid, slot_bytes=slot_bytes, slots=slots, generation=0)
-            offer = GatedOffer(CudaCache(context, [layout], [storage]), [layout], facts, "")
-            offer.blocks = self.blocks
-            offer.fit([CHUNK_BLOCKS])
-            self.rings = RingKeeper(offer)
+            gated = GatedOffer(CudaCache(context, [layout], [storage]), [layout], facts, "")
+            gated.blocks = self.blocks
+            gated.fit([CHUNK_BLOCKS])
+            self.rings = RingKeeper(gated)
 
         def accept(_welcome) -> None:
             self.worker_link.registration = self.rings.equip(base) if self.rings else base

@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ def opened(layout: Layout, storages: Sequence[object], slot_bytes: int) -> Itera
         device.free()
 
 
-def slot_access(device: object, direction: Direction, slot: int, length: int) -> tuple[object, int]:
+def slot_access(device: object, direction: Direction, slot: int, length: int) -> tuple[Any, int]:
     context = device._context  # type: ignore[attr-defined]
     return context, device._base + device.ring.offset(direction, slot)  # type: ignore[attr-defined]
 

@@ -130,7 +130,7 @@ def virtual_memory(context: Context, piece_bytes: int, pieces: int) -> int:
     """Return the address of pieces of virtual memory, one after the other, that can be exported."""
     driver = ctypes.CDLL("libcuda.so.1")
     wanted = _Properties(kind=1, handles=1, location=_Location(1, context._device))
-    start = cuda._made("cuMemAddressReserve", pieces * piece_bytes, 0, 0, 0)
+    start = cuda.made("cuMemAddressReserve", pieces * piece_bytes, 0, 0, 0)
     for number in range(pieces):
         handle = ctypes.c_uint64()
         made = driver.cuMemCreate(byref(handle), ctypes.c_size_t(piece_bytes), byref(wanted), ctypes.c_uint64(0))

@@ -25,7 +25,7 @@ from kvpool.transfer.mover.supervision import MOVER_COMMAND, MoverState
 from kvpool.transfer.plan import NOWHERE, slot_ids
 from kvpool.transfer.planes import Layout
 from kvpool.transfer.ring import RingRetiredError
-from kvpool.transfer.ring_ports import RingJob
+from kvpool.transfer.ring_ports import EngineDevice, RingJob
 
 PER_CHUNK, CHUNKS = 8, 6
 
@@ -51,7 +51,9 @@ def memory() -> Iterator[Path]:
         yield Path(folder)
 
 
-def rig(folder: Path, memory: Path, device: object, length: int, command: Sequence[str] = MOVER_COMMAND) -> MoverRig:
+def rig(
+    folder: Path, memory: Path, device: EngineDevice, length: int, command: Sequence[str] = MOVER_COMMAND
+) -> MoverRig:
     regions = (-(-2 * CHUNKS * length // 4096) * 4096,)
     return MoverRig(folder, device.ring, regions=regions, command=command, memory=memory)
 
