@@ -7,6 +7,8 @@ import mmap
 import os
 import socket
 import tempfile
+import threading
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,7 +59,8 @@ class FakeEngineDevice:
     def __post_init__(self) -> None:
         self._memory = map_file(path_of(self.ring))
         self._parts = parts_of(self.layout, self.blocks_per_chunk, self.ring.slot_bytes)
-        self._pending: dict[tuple[Direction, int], tuple[RingJob, Turn]] = {}
+        self._pending: dict[tuple[Direction, int], list[tuple[RingJob, Turn]]] = defaultdict(list)
+        self._running = {(d, slot): threading.Lock() for d in Direction for slot in range(self.ring.slots)}
 
     def fit(self, blocks_per_chunk: Sequence[int]) -> None:
         (self.blocks_per_chunk,) = blocks_per_chunk
@@ -75,23 +78,27 @@ class FakeEngineDevice:
         self.events.append(event)
 
     def launch(self, direction: Direction, slot: int, job: RingJob, turn: Turn) -> None:
-        assert (direction, slot) not in self._pending, "a kernel was launched over another one"
-        self._pending[direction, slot] = (job, turn)
+        pending = self._pending[direction, slot]
+        assert not any(job.grant for job, _ in pending), "a kernel was launched over another one that counts"
+        pending.append((job, turn))
         self.launches += 1
 
     def wait(self, direction: Direction, slot: int) -> None:
-        job, turn = self._pending.pop((direction, slot), (None, None))
-        if job is None or turn is None:
-            return
+        with self._running[direction, slot]:
+            # As in a stream: in the order of their launches.
+            while pending := self._pending[direction, slot]:
+                self._run(direction, slot, *pending[0])
+                pending.pop(0)
+
+    def drain(self, direction: Direction) -> None:
+        for slot in range(self.ring.slots):
+            self.wait(direction, slot)
+
+    def _run(self, direction: Direction, slot: int, job: RingJob, turn: Turn) -> None:
         start = self.ring.offset(direction, slot)
         for number, chunk in enumerate(turn.chunks):
             at = start + number * turn.part.length
             self._move(direction, job.ids[chunk], turn, self._memory[at : at + turn.part.length])
-
-    def drain(self, direction: Direction) -> None:
-        for kind, slot in list(self._pending):
-            if kind is direction:
-                self.wait(kind, slot)
 
     def _move(self, direction: Direction, ids: np.ndarray, turn: Turn, slot: np.ndarray) -> None:
         part = turn.part

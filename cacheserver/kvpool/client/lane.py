@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A transfer thread with a bounded queue: it takes the first work that can go on, so none waits for another's event.
 
-Work may leave moves under way. The next work then begins at once if it can go on; else the thread waits for the moves.
+While none can, the thread prepares what waits. Work may leave moves under way: the next work then begins at once if it
+can go on, else the thread waits for the moves.
 """
 
 import threading
@@ -20,6 +21,12 @@ class Work(Protocol):
 
     def due_in_s(self, now_s: float) -> float:
         """Return how long the lane may look elsewhere; 0 once ``run`` has something to do, if only to give up."""
+
+    def can_prepare(self) -> bool:
+        """Return whether ``prepare`` has something to do now."""
+
+    def prepare(self) -> None:
+        """Do what need not wait until it is due, on the lane's thread, which has nothing else to do; once."""
 
     def run(self) -> None:
         """Do it, on the lane's thread. Raises nothing and ends by its own deadline."""
@@ -41,6 +48,8 @@ class Lane(Generic[W]):
         self._limit = limit
         self._changed = threading.Condition()
         self._queue: deque[W] = deque()
+        self._prepared: list[W] = []
+        """Those of the queue for which something was done."""
         self._running: deque[W] = deque()
         """What is run or to be settled."""
         self._closing = False
@@ -63,18 +72,20 @@ class Lane(Generic[W]):
                 self._changed.notify()
 
     def withdraw(self, which: Callable[[W], bool]) -> tuple[list[W], list[W]]:
-        """Take queued work out; returns it, and what is such of the running work, which goes on."""
+        """Take work out for which nothing was done yet; returns it, and what is such of the other, which goes on."""
         with self._changed:
-            taken = [w for w in self._queue if which(w)]
-            self._queue = deque(w for w in self._queue if not which(w))
-            running = [w for w in self._running if which(w)]
-        return taken, running
+            taken, kept = list[W](), deque[W]()
+            for work in self._queue:
+                (taken if which(work) and work not in self._prepared else kept).append(work)
+            self._queue = kept
+            others = [w for w in [*self._running, *self._prepared] if which(w)]
+        return taken, others
 
     def close(self) -> list[W]:
         """Take no more work; returns what will not be run. Idempotent, does not wait."""
         with self._changed:
             self._closing = True
-            left, self._queue = [*self._queue], deque()
+            left, self._queue, self._prepared = [*self._queue], deque(), []
             self._changed.notify()
         return left
 
@@ -106,17 +117,28 @@ class Lane(Generic[W]):
 
     def _next(self, *, wait: bool) -> W | None:
         """Return work that is due; None if the lane closes, or if there is none and it is not to be waited for."""
-        with self._changed:
-            while not self._closing:
-                now_s = monotonic()
-                soonest_s: float | None = None
-                for work in self._queue:
-                    if (due_s := work.due_in_s(now_s)) <= 0:
-                        self._queue.remove(work)
-                        self._running.append(work)
-                        return work
-                    soonest_s = due_s if soonest_s is None else min(soonest_s, due_s)
-                if not wait:
-                    return None
-                self._changed.wait(soonest_s)
-            return None
+        while True:
+            with self._changed:
+                work, soonest_s = (None, None) if self._closing else self._due()
+                if work is not None or self._closing or not wait:
+                    return work
+                early = next((w for w in self._queue if w.can_prepare()), None)
+                if early is None:
+                    self._changed.wait(soonest_s)
+                else:
+                    self._prepared.append(early)
+            if early is not None:
+                attempt("the preparation of a transfer", early.prepare)
+
+    def _due(self) -> tuple[W | None, float | None]:
+        """Take work that is due out of the queue, or return when some will be."""
+        now_s = monotonic()
+        soonest_s: float | None = None
+        for work in self._queue:
+            if (due_s := work.due_in_s(now_s)) <= 0:
+                self._queue.remove(work)
+                self._prepared = [w for w in self._prepared if w is not work]
+                self._running.append(work)
+                return work, None
+            soonest_s = due_s if soonest_s is None else min(soonest_s, due_s)
+        return None, soonest_s

@@ -2,6 +2,7 @@
 """One load under way: PrepareRetrieve, the scatters, one CommitRetrieve; what is not vouched for is bad."""
 
 import logging
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -14,7 +15,8 @@ from kvpool.client.client_moved import MappedReader
 from kvpool.client.jobs import LoadJob
 from kvpool.client.ledger import Ledger
 from kvpool.client.ports import BlockPort
-from kvpool.client.ring_ports import RingMove, RingWork
+from kvpool.client.ring_part import RingPart
+from kvpool.client.ring_ports import RingWork
 from kvpool.client.ringing import RingKeeper
 from kvpool.client.streamed import StreamedReader
 from kvpool.client.supervise import attempt
@@ -49,10 +51,9 @@ class Loading:
         self._copying = errand.copying()
         self._blocks = blocks
         self._ledger = ledger
-        self._rings = rings
-        self._move: RingMove | None = None
+        self._ring = RingPart(rings, self._work)
         self._ahead: Ahead[Retrieved] = Ahead()
-        self._all_by_ring = False
+        self._all_by_ring = self._alone = False
         self._committed: Call[Retrieved] | None = None
         self._concluding = False
         """True once it is the ring that ends the load."""
@@ -73,6 +74,14 @@ class Loading:
         """See Work: due with the server's answer, or when time is up."""
         return 0.0 if self.prepared.done() else self._copying.ends_s - now_s
 
+    def can_prepare(self) -> bool:
+        """See Work."""
+        return self._ring.is_new()
+
+    def prepare(self) -> None:
+        """See Work: all that was found is most likely still there."""
+        self._ring.prepare(np.flatnonzero(self._needed).tolist(), gather=False)
+
     def run(self) -> None:
         """Do it; see Work."""
         failed = attempt("a load", self._transfer)
@@ -82,11 +91,11 @@ class Loading:
 
     def settle(self) -> None:
         """Wait until all chunks are in their blocks; see Work."""
-        if self._concluding and self._move is not None:
+        if self._concluding and (move := self._ring.move) is not None:
             if self._errand.moving and self._all_by_ring:
                 # Answered once the mover is through, and of no account if it does not move all of it.
                 self._ahead.send(partial(self._commit, moving=True))
-            self._move.finish()
+            move.finish()
 
     def _conclude(self) -> None:
         """Learn what is vouched for."""
@@ -152,43 +161,43 @@ class Loading:
 
     def _receive_by_ring(self, chunks: list[int], grant: bytes, *, alone: bool) -> None:
         """Hand chunks to the ring at once; *alone*: when it is done with them, so is the load."""
-        job, ring = self.job, self._rings.current() if self._rings is not None else None
-        if ring is None:
+        if (taken := self._ring.take(chunks)) is None:
             self._ledger.count("loads_without_ring")
             return
-        move = self._move = ring.move(
-            RingWork(
-                group=job.group,
-                grant=grant,
-                block_ids=job.block_ids,
-                chunks=chunks,
-                skip_blocks=job.skip_blocks,
-                after=job.after.event if job.after is not None else 0,
-                over=partial(self._moved, chunks, alone=alone),
-            )
-        )
-        self._concluding = alone
-        ring.load(move, self._copying.ends_s)
-        self._all_by_ring = len(chunks) == job.chunks
+        ring, move = taken
+        self._concluding = self._alone = alone
+        ring.load(move, grant, self._copying.ends_s)
+        self._all_by_ring = len(chunks) == self.job.chunks
         if not alone:
             move.finish()
 
-    def _moved(self, chunks: list[int], *, alone: bool) -> None:
+    def _work(self, chunks: Sequence[int]) -> RingWork:
+        job = self.job
+        return RingWork(
+            group=job.group,
+            block_ids=job.block_ids,
+            chunks=chunks,
+            skip_blocks=job.skip_blocks,
+            after=job.after.event if job.after is not None else 0,
+            over=self._moved,
+        )
+
+    def _moved(self) -> None:
         """Learn what the ring moved. No kernel of it can still write."""
-        attempt("a load's moves", partial(self._take, chunks))
-        if alone:
+        attempt("a load's moves", self._take)
+        if self._alone:
             self._finish()
 
-    def _take(self, chunks: list[int]) -> None:
-        assert self._move is not None
-        if (lost := self._move.lost) is None:
+    def _take(self) -> None:
+        move = self._ring.move
+        assert move is not None
+        if move.lost is None:
             log.debug("load of %s stopped: the ring is retired", self.job.request_id)
             return
-        wrong = self._move.wrong
-        self._wrong[[*wrong]] = 1
-        self._ledger.count("chunks_checksum_wrong", len(wrong))
-        self._written[chunks] = True
-        self._written[[*lost]] = False
+        self._wrong[[*move.wrong]] = 1
+        self._ledger.count("chunks_checksum_wrong", len(move.wrong))
+        self._written[[*move.chunks]] = True
+        self._written[[*move.lost]] = False
 
     def _scatter(self, chunk: int, data: memoryview) -> None:
         """Put one chunk into its blocks, unless its checksum or the time is wrong."""

@@ -19,9 +19,6 @@ class RingWork:
     """Chunks of one store or load that go through the ring."""
 
     group: int
-    grant: bytes
-    """What the server called it when it told the mover."""
-
     block_ids: NDArray[np.int64]
     """Of all the job's chunks, shape (chunks, blocks per chunk); NOWHERE where there is no block."""
 
@@ -42,7 +39,10 @@ class RingWork:
 
 
 class RingMove(Protocol):
-    """A RingWork under way."""
+    """A RingWork, prepared or under way."""
+
+    chunks: Sequence[int]
+    """Those that are to be moved."""
 
     lost: frozenset[int] | None
     """Once it has ended, and no kernel of it runs any more: the chunks that did not get there. None if the ring was
@@ -73,13 +73,20 @@ class JoinedRing(Protocol):
             IndexError, ValueError: an id is out of range, or occurs twice; nothing has been moved.
         """
 
-    def store(self, move: RingMove, ends_s: float) -> None:
+    def gather(self, move: RingMove) -> None:
+        """Begin a store as far as that goes without a grant; ``store`` goes on with it, or ``forget`` gives it up."""
+
+    def forget(self, move: RingMove) -> None:
+        """Give up what was only gathered; nothing to do for any other move. Any thread."""
+
+    def store(self, move: RingMove, grant: bytes, ends_s: float) -> None:
         """Move the chunks to their slots until *ends_s* (monotonic); returns once the last of them is on its way.
 
         Then another move may be begun, or this one finished: one of both is to be done, or nobody hears the mover.
+        *grant* is what the server called it when it told the mover.
         """
 
-    def load(self, move: RingMove, ends_s: float) -> None:
+    def load(self, move: RingMove, grant: bytes, ends_s: float) -> None:
         """Move the chunks to their blocks; as ``store``."""
 
     def retire(self, reason: str) -> None:

@@ -4,7 +4,9 @@
 import logging
 import os
 import threading
+from collections.abc import Sequence
 from functools import partial
+from time import monotonic
 from typing import Any, Final
 
 import numpy as np
@@ -17,7 +19,8 @@ from kvpool.client.client_moved import MappedWriter
 from kvpool.client.jobs import StoreJob
 from kvpool.client.ledger import Ledger
 from kvpool.client.ports import BlockPort
-from kvpool.client.ring_ports import RingMove, RingWork
+from kvpool.client.ring_part import RingPart
+from kvpool.client.ring_ports import RingWork
 from kvpool.client.ringing import RingKeeper
 from kvpool.client.streamed import StreamedWriter
 from kvpool.client.supervise import attempt
@@ -65,8 +68,7 @@ class Storing:
         self._cancelled = False
         self._gathering = threading.Lock()
         self._told = threading.Lock()
-        self._rings = rings
-        self._move: RingMove | None = None
+        self._ring = RingPart(rings, self._work)
         self._placed = np.empty(0, dtype=PLACEMENT)
         self._ahead: Ahead[Stored] = Ahead()
         self._committed: Call[Stored] | None = None
@@ -95,6 +97,14 @@ class Storing:
             return min(left_s, _READY_POLL_S)
         return 0.0
 
+    def can_prepare(self) -> bool:
+        """See Work: blocks can be gathered once they are final."""
+        return self._ring.is_new() and self.job.ready.is_set()
+
+    def prepare(self) -> None:
+        """See Work: the server seldom has some of what the engine computed anew, so all of it is worth gathering."""
+        self._ring.prepare(range(self.job.chunks), gather=True)
+
     def run(self) -> None:
         """Do it; see Work."""
         attempt("a store", self._transfer)
@@ -103,11 +113,11 @@ class Storing:
 
     def settle(self) -> None:
         """Wait until all chunks are in their slots; see Work."""
-        if self._concluding and self._move is not None:
+        if self._concluding and (move := self._ring.move) is not None:
             if self._errand.moving:
                 # Answered once the mover is through, and of no account if it does not move all of it.
                 self._ahead.send(partial(self._commit, self._wanted(), moving=True))
-            self._move.finish()
+            move.finish()
 
     def _conclude(self) -> None:
         """Learn what was kept."""
@@ -117,15 +127,14 @@ class Storing:
     def abandon(self, reason: str) -> None:
         """End it without a byte sent."""
         self._drop(reason)
+        self._ring.drop()
         self._commit(self._complete)
         self._end()
 
     def cancel(self, timeout_s: float) -> bool:
         """Begin no gather any more; returns whether none is running after at most *timeout_s*. Any thread."""
-        self._cancelled = True
-        if (move := self._move) is not None:
-            return move.cancel(timeout_s)
-        if not self._gathering.acquire(timeout=max(0.0, timeout_s)):
+        ends_s, self._cancelled = monotonic() + timeout_s, True
+        if not self._ring.cancel(timeout_s) or not self._gathering.acquire(timeout=max(0.0, ends_s - monotonic())):
             return False
         self._gathering.release()
         return True
@@ -147,6 +156,7 @@ class Storing:
         rows = self._rows()
         if rows is not None and not (rows["disposition"] == Disposition.WRITE).any():
             # The server keeps no store of which nothing is to be written: there is nothing to commit.
+            self._ring.drop()
             self._count(rows["disposition"])
             return
         if rows is not None:
@@ -158,6 +168,7 @@ class Storing:
                 self._send(rows)
         finally:
             if not self._concluding:
+                self._ring.drop()
                 self._finish()
 
     def _finish(self) -> None:
@@ -187,40 +198,39 @@ class Storing:
 
     def _send_by_ring(self, rows: NDArray[np.void], grant: bytes) -> None:
         """Hand all chunks to the ring at once; the mover makes their checksums."""
-        job, ring = self.job, self._rings.current() if self._rings is not None else None
-        if ring is None:
-            self._drop("ring")
-            return
-        chunks = np.flatnonzero(rows["disposition"] == Disposition.WRITE).tolist()
-        event = job.after.event if job.after is not None else 0
-        move = self._move = ring.move(
-            RingWork(
-                group=job.group,
-                grant=grant,
-                block_ids=job.block_ids,
-                chunks=chunks,
-                after=event,
-                over=partial(self._moved, chunks),
-                read=self._end_reading,
-            )
-        )
-        if not self._cancelled:
+        taken = self._ring.take(np.flatnonzero(rows["disposition"] == Disposition.WRITE).tolist())
+        if taken is not None:
+            ring, move = taken
             self._concluding = True
-            ring.store(move, self._copying.ends_s)
+            ring.store(move, grant, self._copying.ends_s)
+        elif not self._cancelled:
+            self._drop("ring")
 
-    def _moved(self, chunks: list[int]) -> None:
+    def _work(self, chunks: Sequence[int]) -> RingWork:
+        job = self.job
+        return RingWork(
+            group=job.group,
+            block_ids=job.block_ids,
+            chunks=chunks,
+            after=job.after.event if job.after is not None else 0,
+            over=self._moved,
+            read=self._end_reading,
+        )
+
+    def _moved(self) -> None:
         """Commit what the ring moved."""
-        attempt("a store's moves", partial(self._take, chunks))
+        attempt("a store's moves", self._take)
         self._finish()
 
-    def _take(self, chunks: list[int]) -> None:
+    def _take(self) -> None:
         self._end_reading()
-        assert self._move is not None
-        if (lost := self._move.lost) is None:
+        move = self._ring.move
+        assert move is not None
+        if move.lost is None:
             log.debug("store of %s stopped: the ring is retired", self.job.request_id)
         else:
-            self._complete[chunks] = 1
-            self._complete[[*lost]] = 0
+            self._complete[[*move.chunks]] = 1
+            self._complete[[*move.lost]] = 0
 
     def _send(self, rows: NDArray[np.void]) -> None:
         if self.job.after is not None:
@@ -251,10 +261,11 @@ class Storing:
 
     def _commit(self, complete: NDArray[np.uint8], *, moving: bool = False) -> Call[Stored]:
         """End the store at the server: chunks that are not complete are dropped there at once."""
-        kind = ChecksumKind.NONE if self._move else PREFERRED
+        by_mover = self._ring.move is not None
+        kind = ChecksumKind.NONE if by_mover else PREFERRED
         return self._errand.conclude(
             CommitStore(store_id=self._store_id, checksum_kind=kind, moving=moving),
-            (complete.tobytes(), b"" if self._move else self._checksums.tobytes()),
+            (complete.tobytes(), b"" if by_mover else self._checksums.tobytes()),
         )
 
     def _wanted(self) -> NDArray[np.uint8]:

@@ -135,6 +135,7 @@ class WorkerAdapter:
         """End all jobs and the threads; waits at most *timeout_s*. Idempotent. Its owner closes the link afterwards."""
         ends_s = monotonic() + timeout_s
         for store in self._stores.close():
+            store.cancel(ends_s - monotonic())
             store.abandon("closed")
         for load in self._loads.close():
             load.abandon("closed")
@@ -146,11 +147,11 @@ class WorkerAdapter:
         self._ledger.wait_over(max(0.0, ends_s - monotonic()))
 
     def _cancel(self, which: Callable[[Storing], bool], timeout_s: float) -> bool:
-        queued, running = self._stores.withdraw(which)
-        for work in queued:
+        untouched, others = self._stores.withdraw(which)
+        for work in untouched:
             work.abandon("cancelled")
         ends_s = monotonic() + timeout_s
-        left = [work for work in running if not work.cancel(ends_s - monotonic())]
+        left = [work for work in others if not work.cancel(ends_s - monotonic())]
         return not left
 
     def _errand(self, state: LinkState) -> Errand | None:

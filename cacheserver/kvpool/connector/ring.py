@@ -33,6 +33,10 @@ class _Ended(Protocol):
     @property
     def retired(self) -> str: ...
 
+    def gather(self, job: Any) -> None: ...
+
+    def forget(self, job: Any) -> None: ...
+
     def begin(self, direction: Direction, job: Any, ends_s: float) -> None: ...
 
     def retire(self, reason: str) -> None: ...
@@ -113,19 +117,29 @@ class JoinedEngineRing:
             numbers = np.asarray(work.chunks, dtype=np.int64)
             wanted[numbers] = work.block_ids[numbers]
         ids = slot_ids(wanted, self._layouts[work.group].blocks, null_block=NOWHERE, skip=skip)
-        job = self._make(
-            group=work.group, grant=work.grant, ids=ids, chunks=work.chunks, after=work.after, read=work.read
-        )
+        job = self._make(group=work.group, ids=ids, chunks=work.chunks, after=work.after, read=work.read)
         job.over = partial(self._over, work.over)
         return job
 
-    def store(self, move: RingMove, ends_s: float) -> None:
+    def gather(self, move: RingMove) -> None:
         """See JoinedRing."""
-        self._begin(Direction.STORE, move, ends_s)
+        self._count()
+        try:
+            self._ring.gather(move)
+        finally:
+            self._uncount()
 
-    def load(self, move: RingMove, ends_s: float) -> None:
+    def forget(self, move: RingMove) -> None:
         """See JoinedRing."""
-        self._begin(Direction.LOAD, move, ends_s)
+        self._ring.forget(move)
+
+    def store(self, move: RingMove, grant: bytes, ends_s: float) -> None:
+        """See JoinedRing."""
+        self._begin(Direction.STORE, move, grant, ends_s)
+
+    def load(self, move: RingMove, grant: bytes, ends_s: float) -> None:
+        """See JoinedRing."""
+        self._begin(Direction.LOAD, move, grant, ends_s)
 
     def retire(self, reason: str) -> None:
         """See JoinedRing."""
@@ -139,16 +153,23 @@ class JoinedEngineRing:
         if idle:
             self._ring.close()
 
-    def _begin(self, direction: Direction, move: RingMove, ends_s: float) -> None:
+    def _begin(self, direction: Direction, move: RingMove, grant: bytes, ends_s: float) -> None:
         assert isinstance(move, RingJob | MappedJob)
-        with self._idle:
-            self._running += 1
+        move.grant = grant
+        self._count()
         self._ring.begin(direction, move, ends_s)
 
     def _over(self, then: Callable[[], None]) -> None:
         try:
             then()
         finally:
-            with self._idle:
-                self._running -= 1
-                self._idle.notify_all()
+            self._uncount()
+
+    def _count(self) -> None:
+        with self._idle:
+            self._running += 1
+
+    def _uncount(self) -> None:
+        with self._idle:
+            self._running -= 1
+            self._idle.notify_all()

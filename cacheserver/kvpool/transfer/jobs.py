@@ -15,14 +15,14 @@ class EngineJob:
     """Chunks to be stored or loaded; a ``RingMove`` of the client."""
 
     group: int
-    grant: bytes
-    """What the server calls it when it tells the mover."""
-
     ids: NDArray[np.int64]
     """Of all its chunks, as ``plan.slot_ids`` returns them."""
 
     chunks: Sequence[int]
     """Those that are to be moved."""
+
+    grant: bytes = b""
+    """What the server calls it when it tells the mover; empty until that is known."""
 
     after: int = 0
     """An event of the engine's device before which no block is touched; 0 for none."""

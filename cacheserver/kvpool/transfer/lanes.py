@@ -50,6 +50,11 @@ class _Lane:
         """Begin a job."""
         job.start(ends_s, partial(finish, job))
         self._jobs = [job, *(j for j in self._jobs if not j.is_over)]
+        if not job.gathered:
+            self.follow(job)
+
+    def follow(self, job: RingJob) -> None:
+        """Let the kernels that are launched from now on begin after what the job follows."""
         self.device.use()
         if job.after:
             self.device.follow(self.direction, job.after)
@@ -142,6 +147,26 @@ class StoreLane:
     def __init__(self, device: EngineDevice, pipe: Pipe[ToClient], retire: Callable[[str], None]) -> None:
         self._lane = _Lane(Direction.STORE, device, pipe, retire)
 
+    def gather(self, job: RingJob) -> None:
+        """Gather a job's first chunks before its grant is known, into no more than half of the slots.
+
+        The rest is left to jobs that begin before it. ``begin`` goes on with it, or ``forget`` gives it up.
+        """
+        lane = self._lane
+        room = len(lane.free) - lane.device.ring.slots // 2
+        with lane.retiring():
+            lane.follow(job)
+            for turn in itertools.islice(lane.device.turns(job.group, job.chunks), max(0, room)):
+                if not job.begin():
+                    return
+                job.gathered.append((slot := lane.free.popleft(), turn))
+                lane.launch(slot, job, turn, lambda: None)
+
+    def forget(self, job: RingJob) -> None:
+        """Give up what was only gathered. Any thread: the next kernel of a slot follows the last one in its stream."""
+        gathered, job.gathered = job.gathered, []
+        self._lane.free.extend(slot for slot, _ in gathered)
+
     def begin(self, job: RingJob, ends_s: float) -> None:
         """Gather a job's chunks and let the mover have them; returns once the last kernel is launched.
 
@@ -153,7 +178,13 @@ class StoreLane:
         lane = self._lane
         with lane.retiring():
             lane.start(job, ends_s, self._finish)
-            for turn in lane.device.turns(job.group, job.chunks):
+            gathered, job.gathered = job.gathered, []
+            for slot, turn in gathered:
+                job.expect(1)
+                number = lane.number(slot, job, turn)
+                lane.device.wait(Direction.STORE, slot)
+                lane.ask(number, slot, job, turn)
+            for turn in itertools.islice(lane.device.turns(job.group, job.chunks), len(gathered), None):
                 job.expect(1)
                 while not lane.free:
                     self._take()

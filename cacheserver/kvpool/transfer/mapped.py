@@ -144,6 +144,12 @@ class MappedMover:
             self.close(str(e))
             raise RingRetiredError(f"the mover does not map the cache: {e}") from e
 
+    def gather(self, job: MappedJob) -> None:
+        """Do nothing: it is the mover that reads blocks, and only those of a grant."""
+
+    def forget(self, job: MappedJob) -> None:
+        """Do nothing; see ``gather``."""
+
     def begin(self, direction: Direction, job: MappedJob, ends_s: float) -> None:
         """Tell the mover of a job, after the event that it waits for; others may follow before it has ended.
 

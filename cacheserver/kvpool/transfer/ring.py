@@ -59,6 +59,15 @@ class EngineRing:
         self._stores = StoreLane(device, self._pipes[0], self.retire)
         self._loads = LoadLane(device, self._pipes[1], self.retire)
 
+    def gather(self, job: RingJob) -> None:
+        """See ``StoreLane.gather``."""
+        if not self.retired:
+            self._stores.gather(job)
+
+    def forget(self, job: RingJob) -> None:
+        """See ``StoreLane.forget``."""
+        self._stores.forget(job)
+
     def begin(self, direction: Direction, job: RingJob, ends_s: float) -> None:
         """See ``StoreLane.begin`` and ``LoadLane.begin``; ends the job if the ring is retired."""
         if self.retired:

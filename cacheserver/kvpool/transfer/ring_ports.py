@@ -21,6 +21,9 @@ class RingJob(EngineJob):
     is_over: bool = True
     """True once it has ended."""
 
+    gathered: list[tuple[int, Turn]] = field(default_factory=list)
+    """Stores: slots and turns that wait for the grant. The caller's thread, or whoever empties it."""
+
     unanswered: int = 0
     """Loads: turns that the mover has to answer, also those that it was not asked for yet. The caller's thread."""
 

@@ -275,9 +275,19 @@ class Step:
 
     def __init__(self, name, log):
         self.name, self.log, self.due = name, log, False
+        self.early = False
 
     def due_in_s(self, _now_s):
         return 0.0 if self.due else 30.0
+
+    def can_prepare(self):
+        return self.early
+
+    def prepare(self):
+        self.early = False
+        self.log.append(f"{self.name} prepared")
+        if self.name == "raises":
+            raise ZeroDivisionError("made up")
 
     def run(self):
         self.log.append(self.name)
@@ -305,6 +315,33 @@ def test_a_lane_runs_what_is_due_first_and_survives_exceptions(caplog):
     assert lane.close() == []
     assert lane.join(5)
     assert not lane.add(goes)
+
+
+def test_a_lane_prepares_what_waits_while_nothing_is_due(caplog):
+    log: list[str] = []
+    lane = Lane("lane", 10)
+    busy, raises, first, second, third = (
+        Slow("busy", log),
+        *(Step(name, log) for name in ("raises", "first", "second", "third")),
+    )
+    assert lane.add(busy)
+    assert busy.settling.wait(10)
+    raises.early = first.early = third.early = second.early = second.due = True
+    for step in (raises, first, second, third):
+        assert lane.add(step)
+    assert log == ["busy"], "not while it waits for moves"
+
+    busy.over.set()
+    until(lambda: len(log) == 7)
+    assert lane.withdraw(lambda step: step is not third) == ([], [raises, first]), "what was begun goes on"
+    first.due = True
+    lane.kick()
+    until(lambda: len(log) == 9)
+
+    assert log[1:4] == ["busy settled", "second", "second settled"], "what is due goes first"
+    assert log[4:] == ["raises prepared", "first prepared", "third prepared", "first", "first settled"]
+    assert lane.close() == [raises, third]
+    assert lane.join(5)
 
 
 def test_a_kick_wakes_no_lane_that_has_nothing_to_look_at():

@@ -76,8 +76,8 @@ def test_a_ring_is_closed_after_its_last_move(ring: Ring) -> None:
     joined = JoinedEngineRing(ring, [LAYOUT])  # type: ignore[arg-type]
     loads: list[str] = []
     ids = np.zeros((1, 1), dtype=np.int64)
-    move = joined.move(RingWork(group=0, grant=b"g", block_ids=ids, chunks=[0], over=lambda: loads.append("over")))
-    loading = threading.Thread(target=lambda: joined.load(move, 0.0))
+    move = joined.move(RingWork(group=0, block_ids=ids, chunks=[0], over=lambda: loads.append("over")))
+    loading = threading.Thread(target=lambda: joined.load(move, b"g", 0.0))
     loading.start()
     assert ring.begun.wait(20.0)
 

@@ -344,6 +344,102 @@ def test_a_cancelled_store_reads_no_more_blocks(tmp_path: Path) -> None:
         ring.close()
 
 
+def test_what_is_gathered_before_its_grant_goes_on_with_it(tmp_path: Path) -> None:
+    engine = device(tmp_path, slots=4, slot_bytes=CHUNK)
+    with MoverRig(tmp_path, engine.ring) as rig:
+        ring = rig.ready().join(engine)
+        stored, before = job(5, b""), job(5)
+        stored.after = 77
+        was = [expected(engine, row) for row in stored.ids]
+
+        ring.gather(stored)
+        rig.until(lambda: not stored._launched)
+        assert (engine.launches, engine.events) == (2, [77]), "half of the slots stay free"
+        engine.storages[0][:] = 0xAA
+        later = [expected(engine, row) for row in stored.ids]
+        rig.grant(b"g", Direction.STORE, places(5), CHUNK)
+        rig.grant(b"b", Direction.STORE, [(0, n * CHUNK) for n in range(5, 10)], CHUNK)
+        before.grant, stored.grant = b"b", b"g"
+        assert ring.store(before, soon()) == frozenset(), "another one that is granted first has slots enough"
+        assert ring.store(stored, soon()) == frozenset()
+
+        assert [rig.bytes_at(0, n * CHUNK, CHUNK) for n in range(5)] == [*was[:2], *later[2:]]
+        assert [rig.bytes_at(0, n * CHUNK, CHUNK) for n in range(5, 10)] == later
+        assert (engine.launches, engine.events) == (10, [77]), "nothing is gathered twice"
+        ring.close()
+
+
+def test_a_mover_is_asked_for_what_was_gathered_only_once_it_was(tmp_path: Path) -> None:
+    engine = device(tmp_path, slots=4, slot_bytes=CHUNK)
+    going, go, run = threading.Event(), threading.Event(), engine._run
+
+    def held(*what: object) -> None:
+        going.set()
+        assert go.wait(PATIENCE_S)
+        run(*what)  # type: ignore[arg-type]
+
+    engine._run = held  # type: ignore[method-assign]
+    with MoverRig(tmp_path, engine.ring) as rig:
+        ring = rig.ready().join(engine)
+        stored = job(2, b"")
+        ring.gather(stored)
+        assert going.wait(PATIENCE_S)
+        rig.grant(b"g", Direction.STORE, places(2), CHUNK)
+        asked: list[int] = []
+        lane, stored.grant = ring._stores._lane, b"g"
+        ask = lane.ask
+        lane.ask = lambda number, *what: (asked.append(number), ask(number, *what))[1]  # type: ignore[func-returns-value]
+        thread = threading.Thread(target=lambda: ring.store(stored, soon()))
+        thread.start()
+
+        rig.until(lambda: bool(lane.under_way))
+        assert not asked
+
+        go.set()
+        thread.join(PATIENCE_S)
+        assert len(asked) == 2
+        assert [rig.bytes_at(0, n * CHUNK, CHUNK) for n in range(2)] == [expected(engine, row) for row in stored.ids]
+        ring.close()
+
+
+def test_what_is_gathered_in_vain_leaves_its_slots_to_others(tmp_path: Path) -> None:
+    engine = device(tmp_path, slots=4, slot_bytes=CHUNK)
+    (tmp_path / "ring.stall").touch()  # no copy ends
+    with MoverRig(tmp_path, engine.ring) as rig:
+        ring = rig.ready().join(engine)
+        vain, second, third = job(5, b""), job(5, b""), job(5, b"")
+
+        for made in (vain, second):
+            ring.gather(made)
+        assert engine.launches == 2, "there is none for a second one"
+        ring.forget(vain)
+        ring.forget(vain)
+        ring.gather(third)
+        ring.forget(second)
+        ring.forget(third)
+
+        rig.grant(b"g", Direction.STORE, places(9), CHUNK)
+        threading.Thread(target=lambda: _ignoring_the_end(ring, job(9))).start()
+        rig.until(lambda: engine.launches == 2 + 2 + 4)
+        ring.retire("the test is over")
+        ring.gather(fourth := job(5, b""))
+        assert (fourth.gathered, engine.launches) == ([], 8), "nothing in a ring that is retired"
+        ring.close()
+
+
+def test_a_cancelled_store_gathers_nothing_before_its_grant(tmp_path: Path) -> None:
+    engine = device(tmp_path, slots=4, slot_bytes=CHUNK)
+    with MoverRig(tmp_path, engine.ring) as rig:
+        ring = rig.ready().join(engine)
+        cancelled = job(4, b"")
+        assert cancelled.cancel(0.0)
+
+        ring.gather(cancelled)
+
+        assert (engine.launches, cancelled.gathered) == (0, [])
+        ring.close()
+
+
 @pytest.mark.behaviour("R014", "D001")
 @pytest.mark.parametrize("direction", list(Direction))
 def test_the_first_kernel_follows_the_engines_event(tmp_path: Path, direction: Direction) -> None:

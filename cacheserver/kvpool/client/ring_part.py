@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job's part in the ring, prepared while the server still looks for its chunks."""
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from time import monotonic
+
+from kvpool.client.ring_ports import JoinedRing, RingMove, RingWork
+from kvpool.client.ringing import RingKeeper
+
+__all__ = ["RingPart"]
+
+
+class RingPart:
+    """The move of one job. ``prepare`` and ``take`` are its lane's; ``cancel`` and ``drop`` any thread's.
+
+    What was prepared for other chunks than the server then wants, or in a ring that is gone, was in vain.
+    """
+
+    def __init__(self, rings: RingKeeper | None, work: Callable[[Sequence[int]], RingWork]) -> None:
+        """*work* tells what is to be done for some of the job's chunks."""
+        self._rings, self._work = rings, work
+        self._lock = threading.Lock()
+        self._prepared: tuple[JoinedRing, RingMove] | None = None
+        self._made: list[RingMove] = []
+        self._tried, self._cancelled = rings is None, False
+        self.move: RingMove | None = None
+        """What was taken."""
+
+    def is_new(self) -> bool:
+        """True until it was prepared or taken; never without rings."""
+        return not self._tried
+
+    def prepare(self, chunks: Sequence[int], *, gather: bool) -> None:
+        """Check the ids, and begin to gather: the server will most likely want all of *chunks*.
+
+        Ids that are wrong are nobody's yet: ``take`` raises for them.
+        """
+        with self._lock, suppress(IndexError, ValueError):
+            if (ring := self._current()) is not None:
+                move = self._make(ring, chunks)
+                self._prepared = ring, move
+                if gather:
+                    ring.gather(move)
+
+    def take(self, chunks: Sequence[int]) -> tuple[JoinedRing, RingMove] | None:
+        """Return the ring and a move for what the server wants; None if it is cancelled or there is no ring.
+
+        Raises:
+            IndexError, ValueError: as ``JoinedRing.move``.
+        """
+        with self._lock:
+            ring, prepared = self._current(), self._prepared
+            if ring is None:
+                return None
+            if prepared is not None and prepared[0] is ring and [*prepared[1].chunks] == [*chunks]:
+                self._prepared, self.move = None, prepared[1]
+            else:
+                self._forget()
+                self.move = self._make(ring, chunks)
+            return ring, self.move
+
+    def cancel(self, timeout_s: float) -> bool:
+        """Begin no kernel any more; returns whether none runs after at most *timeout_s*."""
+        ends_s, self._cancelled = monotonic() + timeout_s, True
+        if not self._lock.acquire(timeout=max(0.0, timeout_s)):
+            return False
+        self._lock.release()
+        idle = [move.cancel(ends_s - monotonic()) for move in self._made]
+        return all(idle)
+
+    def drop(self) -> None:
+        """Give up what was prepared and not taken; nothing is from now on."""
+        with self._lock:
+            self._cancelled = True
+            self._forget()
+
+    def _current(self) -> JoinedRing | None:
+        self._tried = True
+        return self._rings.current() if self._rings is not None and not self._cancelled else None
+
+    def _make(self, ring: JoinedRing, chunks: Sequence[int]) -> RingMove:
+        move = ring.move(self._work(chunks))
+        self._made.append(move)
+        return move
+
+    def _forget(self) -> None:
+        if self._prepared is not None:
+            ring, move = self._prepared
+            self._prepared = None
+            ring.forget(move)
