@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores that gather while the server looks for room: its word counts in the end, and no slot of the ring is lost."""
 
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,6 +9,10 @@ import pytest
 from tests.fakes.clients import digests, until
 from tests.fakes.ring_engine import RingEngine
 from tests.fakes.server_process import WITH_FAKE_MOVERS, ServerProcess
+
+from kvpool.client.ringing import RingKeeper
+from kvpool.model.checksum import PREFERRED
+from kvpool.wire.messages import CommitStore
 
 KEYS = digests(6)
 TARGET = 128
@@ -143,3 +148,35 @@ def test_ids_that_are_wrong_are_found_before_anything_is_gathered(server, engine
     assert engine.device.launches == 0
     engine.store(KEYS, request_id="after")
     assert comes_back(engine, KEYS, "l")
+
+
+def test_what_is_streamed_after_all_brings_its_checksums(server, monkeypatch):
+    """The ring is joined, but the server does not know that yet: it gives no grant."""
+    told, tell = threading.Event(), RingKeeper._ask
+
+    def held(keeper, epoch, ring, failure):
+        assert ring is None or told.wait(60)
+        return tell(keeper, epoch, ring, failure)
+
+    monkeypatch.setattr(RingKeeper, "_ask", held)
+    with RingEngine(server.address, slots=SLOTS) as engine:
+        assert engine.worker_link.wait_healthy(60)
+        until(engine.rings.current, 60)
+        engine.blocks.fill(1)
+        sent, submit = [], engine.worker_link.submit
+        engine.worker_link.submit = lambda request, *more, **options: (
+            sent.append(request),
+            submit(request, *more, **options),
+        )[1]
+        server.stop()
+        engine.begin_store(KEYS)
+        until(lambda: engine.device.launches)
+        server.go_on()
+        until(lambda: engine.poll() and engine.stored)
+
+        (commit,) = [request for request in sent if isinstance(request, CommitStore)]
+        assert commit.checksum_kind is PREFERRED
+        assert all_slots_are_free(engine)
+        told.set()
+        engine.healthy()
+        assert comes_back(engine, KEYS, "l")

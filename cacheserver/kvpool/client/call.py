@@ -3,7 +3,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from kvpool.model.errors import CacheError
 from kvpool.wire.messages import Reply, Request
@@ -13,6 +13,9 @@ __all__ = ["Call", "Frame"]
 Frame = bytes | bytearray | memoryview
 
 R = TypeVar("R", bound=Reply)
+
+_SENT: Final = 0
+_END: Final = 1
 
 
 class Call(Generic[R]):
@@ -33,7 +36,10 @@ class Call(Generic[R]):
         self._reply: R | None = None
         self._reply_frames: Sequence[Frame] = ()
         self._error: CacheError | None = None
-        self._then: Callable[[], None] | None = None
+        self.sent = False
+        """True once the request is on its way."""
+        self._steps: list[Callable[[], None] | None] = [None, None]
+        """What is to be called, once it was sent and at its end."""
         self._telling = threading.Lock()
 
     def done(self) -> bool:
@@ -64,9 +70,20 @@ class Call(Generic[R]):
 
     def then(self, step: Callable[[], None]) -> None:
         """Call *step* once: at the end, from the Link's thread, or now, from this one, if that is over. One a call."""
-        self._then = step
+        self._steps[_END] = step
         if self.done():
-            self._tell()
+            self._tell(_END)
+
+    def when_sent(self, step: Callable[[], None]) -> None:
+        """As ``then``, once the request is on its way; never if it ends before that."""
+        self._steps[_SENT] = step
+        if self.sent:
+            self._tell(_SENT)
+
+    def note_sent(self) -> None:
+        """Learn that the request is on its way; the Link alone calls this."""
+        self.sent = True
+        self._tell(_SENT)
 
     def finish(self, reply: R, frames: Sequence[Frame]) -> None:
         """End the call with a reply; the Link alone calls this."""
@@ -84,11 +101,11 @@ class Call(Generic[R]):
         self.frames = ()
         self._ended = True
         self._running.release()
-        self._tell()
+        self._tell(_END)
 
-    def _tell(self) -> None:
+    def _tell(self, when: int) -> None:
         """Whichever thread comes first calls the step; the other one finds none."""
         with self._telling:
-            step, self._then = self._then, None
+            step, self._steps[when] = self._steps[when], None
         if step is not None:
             step()

@@ -75,8 +75,8 @@ class Loading:
         return 0.0 if self.prepared.done() else self._copying.ends_s - now_s
 
     def can_prepare(self) -> bool:
-        """See Work."""
-        return self._ring.is_new()
+        """See Work: once the question is out, which it would only hold up."""
+        return self._ring.is_new() and self.prepared.sent
 
     def prepare(self) -> None:
         """See Work: all that was found is most likely still there."""

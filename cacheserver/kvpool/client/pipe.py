@@ -133,6 +133,7 @@ class Pipe:
         if not self.connection.send([*head, *call.frames]):
             return False
         self._in_flight[serial] = _size(call)
+        call.note_sent()
         return True
 
     def _fits(self, serial: int) -> bool:

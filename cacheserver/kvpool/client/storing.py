@@ -98,8 +98,8 @@ class Storing:
         return 0.0
 
     def can_prepare(self) -> bool:
-        """See Work: blocks can be gathered once they are final."""
-        return self._ring.is_new() and self.job.ready.is_set()
+        """See Work: once the question is out, which it would only hold up, and the blocks are final."""
+        return self._ring.is_new() and self.prepared.sent and self.job.ready.is_set()
 
     def prepare(self) -> None:
         """See Work: the server seldom has some of what the engine computed anew, so all of it is worth gathering."""

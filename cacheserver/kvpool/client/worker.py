@@ -4,11 +4,12 @@
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvpool.client.call import Call
 from kvpool.client.channel import Errand
 from kvpool.client.jobs import Finished, LoadJob, StoreJob
 from kvpool.client.lane import Lane
@@ -74,7 +75,7 @@ class WorkerAdapter:
             return
         work = Storing(errand, state.mode or Mode.STREAMED, self._blocks, job, self._ledger, self._rings)
         if self._stores.add(work):
-            work.prepared.then(self._stores.kick)
+            _follow(work.prepared, self._stores)
         else:
             work.abandon("queue")
 
@@ -90,7 +91,7 @@ class WorkerAdapter:
             return
         work = Loading(errand, self._blocks, job, self._ledger, self._rings)
         if self._loads.add(work):
-            work.prepared.then(self._loads.kick)
+            _follow(work.prepared, self._loads)
         else:
             work.abandon("queue")
 
@@ -174,6 +175,12 @@ class WorkerAdapter:
         if job.chunks != len(job.block_ids) or not _plain(job.block_ids, job.skip_blocks):
             return "malformed"
         return ""
+
+
+def _follow(question: Call[Any], lane: Lane[Any]) -> None:
+    """Let a lane look at its queue when a question is on its way, and when it is answered."""
+    question.when_sent(lane.kick)
+    question.then(lane.kick)
 
 
 def _plain(block_ids: NDArray[np.int64], skip: int = 0) -> bool:

@@ -47,3 +47,30 @@ def test_a_call_that_ends_while_somebody_begins_to_listen_tells_once() -> None:
     EndingWhileAsked(Ping(), (), 0.0).then(lambda: told.append("both"))
 
     assert told == ["both"]
+
+
+class SentWhileAsked(Call[Pong]):
+    """The Link sends it in the moment between ``when_sent``'s two steps."""
+
+    def __getattribute__(self, name: str) -> object:
+        if name == "sent" and not self.__dict__["sent"]:
+            self.note_sent()
+        return super().__getattribute__(name)
+
+
+def test_who_waits_until_it_is_sent_is_told_once_however_late() -> None:
+    told: list[str] = []
+    early, late, between = call(), call(), SentWhileAsked(Ping(), (), 0.0)
+    early.when_sent(lambda: told.append("early"))
+    assert not told
+    assert not early.sent
+
+    early.note_sent()
+    late.note_sent()
+    late.when_sent(lambda: told.append("late"))
+    between.when_sent(lambda: told.append("between"))
+    for each in (early, late, between):
+        each.finish(Pong(), ())
+
+    assert told == ["early", "late", "between"]
+    assert early.sent

@@ -422,8 +422,18 @@ def test_what_is_gathered_in_vain_leaves_its_slots_to_others(tmp_path: Path) -> 
         threading.Thread(target=lambda: _ignoring_the_end(ring, job(9))).start()
         rig.until(lambda: engine.launches == 2 + 2 + 4)
         ring.retire("the test is over")
-        ring.gather(fourth := job(5, b""))
-        assert (fourth.gathered, engine.launches) == ([], 8), "nothing in a ring that is retired"
+        ring.close()
+
+
+def test_nothing_is_gathered_in_a_ring_that_is_retired(tmp_path: Path) -> None:
+    engine = device(tmp_path, slots=4, slot_bytes=CHUNK)
+    with MoverRig(tmp_path, engine.ring) as rig:
+        ring = rig.ready().join(engine)
+        ring.retire("the test says so")
+
+        ring.gather(late := job(5, b""))
+
+        assert (late.gathered, engine.launches) == ([], 0)
         ring.close()
 
 
