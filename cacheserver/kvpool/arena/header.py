@@ -33,6 +33,7 @@ __all__ = [
     "HEADER_WORDS",
     "MARK",
     "ROW_WORD",
+    "Pick",
     "Scan",
     "SlotState",
     "Store",
@@ -45,6 +46,8 @@ __all__ = [
 ]
 
 Words = NDArray[np.uint64]
+Pick = NDArray[np.int64] | slice
+"""Some of several headers."""
 
 HEADER_BYTES: Final = 192
 HEADER_WORDS: Final = HEADER_BYTES // 8
@@ -72,7 +75,7 @@ class Store:
     values: Words
     """Shape (headers,) for one word each, else (headers, words)."""
 
-    def taken(self, pick: NDArray[np.int64]) -> "Store":
+    def taken(self, pick: Pick) -> "Store":
         """Return the same step for some of the headers."""
         return Store(self.first, self.values[pick])
 

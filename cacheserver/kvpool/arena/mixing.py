@@ -8,6 +8,7 @@ once in 2**64. It finds torn and foreign headers; it is no defence against someb
 Measured on one core: 512 headers in 50 microseconds, 131 072 headers (8 GiB in slots of 64 KiB) in 16 to 34 ms.
 """
 
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -35,11 +36,16 @@ def check_of(words: Words) -> Words:
     Returns:
         One check for each header, shape (headers,).
     """
-    keys = np.array([(i + 1) * _GOLDEN & (1 << 64) - 1 for i in range(words.shape[1])], dtype=np.uint64)
+    keys = _keys(words.shape[1])
     checks = np.empty(len(words), dtype=np.uint64)
     for i in range(0, len(words), _BATCH):
         checks[i : i + _BATCH] = _check_batch(words[i : i + _BATCH], keys)
     return checks
+
+
+@cache
+def _keys(count: int) -> Words:
+    return np.array([(i + 1) * _GOLDEN & (1 << 64) - 1 for i in range(count)], dtype=np.uint64)
 
 
 def _check_batch(words: Words, keys: Words) -> Words:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kvpool.arena import header
 from kvpool.arena.files import Folder
 from kvpool.arena.growth import Growth
-from kvpool.arena.header import SlotState, Store
+from kvpool.arena.header import Pick, SlotState, Store
 from kvpool.arena.leftovers import Fate, Living, aside_bytes, sweep_other_pools
 from kvpool.arena.page import Cut
 from kvpool.arena.preflight import Machine, check_memory
@@ -143,9 +143,12 @@ class ShmArena:
 
     def rows(self, slots: SlotArray) -> NDArray[np.void]:
         """Return a copy of the header rows of *slots*."""
+        parts = [(pick, header.read_rows(s.headers, positions)) for s, pick, positions in self._by_segment(slots)]
+        if len(parts) == 1:
+            return parts[0][1]
         rows = header_rows(len(slots))
-        for segment, pick, positions in self._by_segment(slots):
-            rows[pick] = header.read_rows(segment.headers, positions)
+        for pick, part in parts:
+            rows[pick] = part
         return rows
 
     def view(self, slot: int) -> memoryview:
@@ -245,13 +248,13 @@ class ShmArena:
         for segment, pick, positions in self._by_segment(slots):
             header.apply(segment.headers, positions, [step.taken(pick) for step in steps])
 
-    def _by_segment(self, slots: SlotArray) -> Iterator[tuple[Segment, NDArray[np.int64], SlotArray]]:
+    def _by_segment(self, slots: SlotArray) -> Iterator[tuple[Segment, Pick, SlotArray]]:
         """Yield (segment, which of *slots*, their positions in it)."""
         regions, positions = np.divmod(slots, self.stride)
-        order = np.argsort(regions, kind="stable")
-        bounds = np.flatnonzero(np.diff(regions[order])) + 1
-        for pick in np.split(order, bounds) if len(slots) else []:
-            yield self._segments[int(regions[pick[0]])], pick, positions[pick]
+        numbers = set(regions.tolist())
+        for number in numbers:
+            pick: Pick = slice(None) if len(numbers) == 1 else np.flatnonzero(regions == number)
+            yield self._segments[number], pick, positions[pick]
 
     def _next(self, count: int) -> int:
         """Return the first of *count* new sequence numbers."""

@@ -6,7 +6,7 @@ import statistics
 import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +23,7 @@ from kvpool.cli.errors import Failure
 from kvpool.config import ServerConfig
 from kvpool.model.identity import Mode
 
-__all__ = ["Flow", "Moved", "checked", "engine_for", "modes", "moving", "sizes", "warm"]
+__all__ = ["Flow", "Moved", "checked", "engine_for", "filled", "modes", "moving", "sizes", "warm"]
 
 _SETTLE_S: Final = 0.4
 _ALONE_S: Final = 1.2
@@ -34,7 +34,7 @@ _SLOW_JOB: Final = 1 << 28
 _SLOW_L1: Final = 8 * _SLOW_JOB
 """The ways without a mover move 1 to 8 GB/s: a server and jobs of their own size."""
 
-_FILLS: Final = 2
+_FILLS: Final = {Mode.MAPPED: 1, Mode.CLIENT_MOVED: 2}
 """A client that maps memory takes new memory at the first time, and locks its pages while it stores."""
 
 _SMALL_RUN: Final = 4096
@@ -112,7 +112,7 @@ class Flow:
 
 def moving(rig: Rig, run: int, work: Work | None = None) -> Found:
     """Store, load and both at once with runs of *run* bytes; idle, or while *work* keeps the device busy."""
-    with engine_for(rig, run) as engine:
+    with filled(rig, run) as engine:
         note(f"an engine with runs of {run_name(run)} is connected")
         yield from _moved(rig, engine, work, WAYS)
 
@@ -153,7 +153,7 @@ def _with_bytes(cells: Sequence[Cell], compared: int) -> Iterator[Cell]:
 def sizes(rig: Rig, run: int, tokens: int) -> list[Cell]:
     """One request of *tokens* tokens at a time, from the client's call to its end."""
     samples: dict[str, list[float]] = {"store": [], "load": []}
-    with engine_for(rig, run, tokens) as engine:
+    with filled(rig, run, tokens) as engine:
         known, compared = checked(engine)
         size = known.chunks * engine.cache.chunk_bytes
         for _ in range(_ROUNDS):
@@ -207,7 +207,7 @@ def _of_mode(rig: Rig, run: int, kinds: Sequence[type[Work] | None], ways: Ways)
                     yield Cell(name=f"{mode}-{name}", what=what, unit="", skipped=str(e))
             return
         note(f"an engine with runs of {run_name(run)} is connected, mode {mode}")
-        for _ in range(_FILLS if mode is Mode.CLIENT_MOVED else 0):
+        for _ in range(_FILLS.get(mode, 0)):
             _fill(rig, engine)
             note("it stored as much as the server has memory for")
         for kind in kinds:
@@ -218,10 +218,20 @@ def _of_mode(rig: Rig, run: int, kinds: Sequence[type[Work] | None], ways: Ways)
 
 def warm(rig: Rig, run: int) -> None:
     """Store until all of the server's memory was used once: nothing is measured in memory that nobody touched."""
-    with engine_for(rig, run) as engine:
-        note("an engine is connected to warm the server's memory")
+    note("an engine warms the server's memory")
+    with filled(rig, run):
+        note("all of it was used once")
+
+
+@contextmanager
+def filled(rig: Rig, run: int, tokens: int = 0) -> Iterator[GpuEngine]:
+    """An engine whose chunks fill the server's memory; see ``engine_for``.
+
+    While memory is cut into slots of another size, a store takes regions over: once for each, and not measured here.
+    """
+    with engine_for(rig, run, tokens) as engine:
         _fill(rig, engine)
-    note("all of it was used once")
+        yield engine
 
 
 def _fill(rig: Rig, engine: GpuEngine) -> None:

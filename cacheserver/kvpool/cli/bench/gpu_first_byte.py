@@ -14,7 +14,7 @@ from typing import Any, Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from kvpool.cli.bench.gpu_cells import checked, engine_for
+from kvpool.cli.bench.gpu_cells import checked, filled
 from kvpool.cli.bench.gpu_engine import GpuEngine, Request
 from kvpool.cli.bench.gpu_rig import Rig
 from kvpool.cli.bench.results import Cell, spread
@@ -72,9 +72,9 @@ class _Marks:
 
 
 def first_byte(rig: Rig, run: int) -> list[Cell]:
-    """To the first kernel of a store, and to the first question to the mover of a load, one request at a time."""
+    """To the moment when the mover is about to be asked for the first move, one request at a time."""
     stores, loads, pings = _Waits(), _Waits(), []
-    with engine_for(rig, run) as engine:
+    with filled(rig, run) as engine:
         known, compared = checked(engine)
         marks = _Marks(engine)
         for _ in range(_ROUNDS):
