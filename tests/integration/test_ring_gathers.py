@@ -126,11 +126,17 @@ def test_a_cancelled_store_that_gathers_is_waited_for(server, engine):
 
 def test_the_end_of_a_client_waits_for_what_it_gathers(server, engine):
     server.stop()
-    engine.begin_store(KEYS)
-    until(lambda: engine.device.launches)
+    engine.blocks.gate.clear()
+    job = engine.begin_store(KEYS)
+    assert engine.blocks.entered.wait(30)
+    closing = threading.Thread(target=engine.worker.close, args=(30,))
+    closing.start()
 
-    engine.worker.close(30)
+    assert not job.gathered.wait(0.1), "its blocks are read"
+    engine.blocks.gate.set()
+    closing.join(60)
 
+    assert job.gathered.is_set()
     assert not any(engine.device._pending.values())
     server.go_on()
 

@@ -125,9 +125,8 @@ class Storing:
         self._end()
 
     def abandon(self, reason: str) -> None:
-        """End it without a byte sent."""
+        """End it without a byte sent; cancelled before, if anything was prepared."""
         self._drop(reason)
-        self._ring.drop()
         self._commit(self._complete)
         self._end()
 
