@@ -156,6 +156,23 @@ def test_ids_that_are_wrong_are_found_before_anything_is_gathered(server, engine
     assert comes_back(engine, KEYS, "l")
 
 
+def test_a_load_checks_its_blocks_before_the_server_answers(server, engine):
+    engine.store(KEYS)
+    answer = engine.lookup(KEYS, "l")
+    ring = engine.rings.current()
+    made, move = [], ring.move
+    ring.move = lambda work: (made.append(work), move(work))[1]
+    server.stop()
+    engine.begin_load(answer, TARGET)
+    until(lambda: made)
+    server.go_on()
+    until(lambda: engine.poll() and engine.loaded)
+
+    assert len(made) == 1, "and not once more"
+    assert engine.loaded == [("l", frozenset())]
+    assert (engine.bytes_of(TARGET, 6) == engine.bytes_of(0, 6)).all()
+
+
 def test_what_is_streamed_after_all_brings_its_checksums(server, monkeypatch):
     """The ring is joined, but the server does not know that yet: it gives no grant."""
     told, tell = threading.Event(), RingKeeper._ask
