@@ -2,12 +2,13 @@
 """When stores and loads that go through a ring are committed: while the mover moves, where the server knows that."""
 
 import pytest
-from tests.fakes.clients import digests, until
+from tests.fakes.clients import FakeEngine, digests, until
 from tests.fakes.ring_engine import RingEngine
 from tests.fakes.server_process import WITH_FAKE_MOVERS, ServerProcess
 
 from kvpool.client import worker
 from kvpool.client.channel import Errand
+from kvpool.model.identity import Mode
 from kvpool.wire.messages import CommitRetrieve, CommitStore, Stats
 
 TARGET = 128
@@ -66,6 +67,27 @@ def test_a_server_that_does_not_know_it_is_asked_at_the_end(engine, commits, mon
     there_and_back(engine, commits, ahead=False)
 
     assert commits == [(CommitStore, False), (CommitRetrieve, False)]
+
+
+def test_a_load_whose_chunks_come_two_ways_is_committed_once_and_after_both(engine, commits):
+    """What a client stored in memory that it maps is not for movers; it is streamed, after the ring brought its part."""
+    keys = digests(5)
+    with FakeEngine(engine.config.server, Mode.CLIENT_MOVED, blocks=len(engine.blocks.memory), model="m") as other:
+        other.healthy()
+        other.blocks.fill(3)
+        other.store(keys[:64])
+    engine.blocks.fill(3)
+    engine.store(keys)
+    answer = engine.lookup(keys)
+    assert answer.chunks == 5
+    commits.clear()
+    before = engine.blocks.scattered
+
+    assert engine.load(answer, TARGET) == frozenset()
+
+    assert (engine.bytes_of(TARGET, 5) == engine.bytes_of(0, 5)).all()
+    assert engine.blocks.scattered - before == 5
+    assert commits == [(CommitRetrieve, False)]
 
 
 def test_a_store_that_is_cancelled_under_way_is_committed_as_it_ended(engine, commits):

@@ -337,6 +337,7 @@ def test_a_lane_prepares_what_waits_while_nothing_is_due(caplog):
     first.due = True
     lane.kick()
     until(lambda: len(log) == 9)
+    until(lambda: lane.withdraw(lambda step: step is first) == ([], []))
 
     assert log[1:4] == ["busy settled", "second", "second settled"], "what is due goes first"
     assert log[4:] == ["raises prepared", "first prepared", "third prepared", "first", "first settled"]
