@@ -70,7 +70,7 @@ def test_a_server_that_does_not_know_it_is_asked_at_the_end(engine, commits, mon
 
 
 def test_a_load_whose_chunks_come_two_ways_is_committed_once_and_after_both(engine, commits):
-    """What a client stored in memory that it maps is not for movers; it is streamed, after the ring brought its part."""
+    """What a client stored in memory that it maps is not for movers: it is streamed after what the ring brings."""
     keys = digests(5)
     with FakeEngine(engine.config.server, Mode.CLIENT_MOVED, blocks=len(engine.blocks.memory), model="m") as other:
         other.healthy()
