@@ -10,8 +10,10 @@ from tests.fakes.clients import digests, until
 from tests.fakes.ring_engine import RingEngine
 from tests.fakes.server_process import WITH_FAKE_MOVERS, ServerProcess
 
+from kvpool.client.call import Call
 from kvpool.client.ringing import RingKeeper
 from kvpool.model.checksum import PREFERRED
+from kvpool.transfer.mover.messages import Direction
 from kvpool.wire.messages import CommitStore
 
 KEYS = digests(6)
@@ -57,6 +59,32 @@ def test_the_first_chunks_are_gathered_before_the_server_answers(server, engine)
 
     assert comes_back(engine, KEYS, "l")
     assert all_slots_are_free(engine)
+
+
+@pytest.mark.parametrize("direction", list(Direction))
+def test_nothing_is_prepared_before_the_question_is_out(server, engine, monkeypatch, direction):
+    """Its thread would only wait for the interpreter."""
+    engine.store(KEYS)
+    answer = engine.lookup(KEYS, "l")
+    note, held = Call.note_sent, []
+    monkeypatch.setattr(Call, "note_sent", held.append)
+    server.stop()
+    if direction is Direction.STORE:
+        engine.begin_store(digests(6, "other"))
+        lane = engine.worker._stores
+    else:
+        engine.begin_load(answer, TARGET)
+        lane = engine.worker._loads
+    (work,) = lane._queue
+    until(lambda: work.prepared in held)
+    assert work._ring.is_new()
+    assert not work.can_prepare()
+
+    note(work.prepared)
+
+    until(lambda: not work._ring.is_new())
+    server.go_on()
+    until(lambda: engine.poll() and (engine.loaded or len(engine.stored) == 2))
 
 
 def test_no_block_is_gathered_before_it_is_final(server, engine):

@@ -4,6 +4,7 @@
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -57,6 +58,12 @@ class Ring:
         assert job.over is not None
         job.over()
 
+    def gather(self, job: RingJob) -> None:
+        del job
+        self.begun.set()
+        self.go.wait(20.0)
+        assert not self.closed, "its memory was let go of under a gather"
+
     def retire(self, reason: str) -> None:
         self.retired = reason
 
@@ -72,12 +79,14 @@ def ring() -> Iterator[Ring]:
 
 
 @pytest.mark.behaviour("R132")
-def test_a_ring_is_closed_after_its_last_move(ring: Ring) -> None:
+@pytest.mark.parametrize("what", ["load", "gather"])
+def test_a_ring_is_closed_after_its_last_move(ring: Ring, what: str) -> None:
     joined = JoinedEngineRing(ring, [LAYOUT])  # type: ignore[arg-type]
     loads: list[str] = []
     ids = np.zeros((1, 1), dtype=np.int64)
     move = joined.move(RingWork(group=0, block_ids=ids, chunks=[0], over=lambda: loads.append("over")))
-    loading = threading.Thread(target=lambda: joined.load(move, b"g", 0.0))
+    step = partial(joined.gather, move) if what == "gather" else partial(joined.load, move, b"g", 0.0)
+    loading = threading.Thread(target=step)
     loading.start()
     assert ring.begun.wait(20.0)
 
@@ -90,4 +99,4 @@ def test_a_ring_is_closed_after_its_last_move(ring: Ring) -> None:
     for thread in (loading, closing):
         thread.join(20.0)
     assert ring.closed
-    assert loads == ["over"]
+    assert loads == (["over"] if what == "load" else [])
