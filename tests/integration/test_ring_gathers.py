@@ -67,7 +67,7 @@ def test_nothing_is_prepared_before_the_question_is_out(server, engine, monkeypa
     engine.store(KEYS)
     answer = engine.lookup(KEYS, "l")
     note, held = Call.note_sent, []
-    monkeypatch.setattr(Call, "note_sent", held.append)
+    monkeypatch.setattr(Call, "note_sent", lambda call: held.append(call))  # noqa: PLW0108 - bound only so
     server.stop()
     if direction is Direction.STORE:
         engine.begin_store(digests(6, "other"))
