@@ -132,6 +132,31 @@ def test_a_store_of_which_nothing_is_wanted_leaves_its_slots(server, engine):
     assert all_slots_are_free(engine)
 
 
+@pytest.mark.parametrize("there", [6, 0])
+def test_blocks_are_read_until_what_was_gathered_in_vain_is_over(server, engine, there):
+    """All is there already, or the store came too late: it ends when no kernel of it runs any more."""
+    if there:
+        engine.store(KEYS)
+    answered = threading.Event()
+    server.stop()
+    engine.blocks.entered.clear()
+    engine.blocks.gate.clear()
+    job = engine.begin_store(KEYS, request_id="again")
+    assert engine.blocks.entered.wait(30)
+    (work,) = engine.worker._stores._queue
+    if not there:
+        work._rows = lambda: work._drop("late")
+    work.prepared.then(lambda: (answered.set(), engine.worker._stores.kick()))
+    server.go_on()
+    assert answered.wait(30)
+
+    assert not job.gathered.wait(0.1), "a kernel reads them"
+    engine.blocks.gate.set()
+    assert job.gathered.wait(30)
+    until(lambda: engine.poll() and "again" in engine.stored)
+    assert all_slots_are_free(engine)
+
+
 def test_a_cancelled_store_that_gathers_is_waited_for(server, engine):
     """The engine may reuse the blocks as soon as it is told that none is read."""
     server.stop()

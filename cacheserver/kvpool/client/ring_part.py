@@ -13,7 +13,7 @@ __all__ = ["RingPart"]
 
 
 class RingPart:
-    """The move of one job. ``prepare`` and ``take`` are its lane's; ``cancel`` and ``drop`` any thread's.
+    """The move of one job. All calls are its lane's, but ``cancel``, which any thread may make.
 
     What was prepared for other chunks than the server then wants, or in a ring that is gone, was in vain.
     """
@@ -37,12 +37,13 @@ class RingPart:
 
         Ids that are wrong are nobody's yet: ``take`` raises for them.
         """
-        with self._lock, suppress(IndexError, ValueError):
-            if (ring := self._current()) is not None:
-                move = self._make(ring, chunks)
-                self._prepared = ring, move
-                if gather:
-                    ring.gather(move)
+        with self._lock:
+            if (ring := self._current()) is None:
+                return
+            with suppress(IndexError, ValueError):
+                self._prepared = ring, self._make(ring, chunks)
+            if gather and self._prepared is not None:
+                ring.gather(self._prepared[1])
 
     def take(self, chunks: Sequence[int]) -> tuple[JoinedRing, RingMove] | None:
         """Return the ring and a move for what the server wants; None if it is cancelled or there is no ring.
@@ -70,10 +71,10 @@ class RingPart:
         idle = [move.cancel(ends_s - monotonic()) for move in self._made]
         return all(idle)
 
-    def drop(self) -> None:
-        """Give up what was prepared and not taken; nothing is from now on."""
+    def drop(self, timeout_s: float) -> None:
+        """Give up what was prepared and not taken, and wait at most *timeout_s* until no kernel of it reads blocks."""
+        self.cancel(timeout_s)
         with self._lock:
-            self._cancelled = True
             self._forget()
 
     def _current(self) -> JoinedRing | None:

@@ -155,7 +155,7 @@ class Storing:
         rows = self._rows()
         if rows is not None and not (rows["disposition"] == Disposition.WRITE).any():
             # The server keeps no store of which nothing is to be written: there is nothing to commit.
-            self._ring.drop()
+            self._ring.drop(self._copying.left_s())
             self._count(rows["disposition"])
             return
         if rows is not None:
@@ -167,7 +167,7 @@ class Storing:
                 self._send(rows)
         finally:
             if not self._concluding:
-                self._ring.drop()
+                self._ring.drop(self._copying.left_s())
                 self._finish()
 
     def _finish(self) -> None:

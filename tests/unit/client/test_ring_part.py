@@ -76,7 +76,7 @@ def test_what_was_prepared_is_taken(rings: Rings, part: RingPart) -> None:
     assert ring is not None
     assert taken == (ring, ring.made[0])
     assert part.move is ring.made[0]
-    part.drop()
+    part.drop(1.0)
     assert (len(ring.made), ring.gathered, ring.forgotten) == (1, ring.made, []), "what was taken is not given up"
 
 
@@ -90,7 +90,7 @@ def test_what_is_not_wanted_is_given_up_and_nothing_is_gathered_for_loads(rings:
     assert taken == (ring, ring.made[1])
     assert [[*move.chunks] for move in ring.made] == [[0, 1, 2], [0, 2]]
     assert (ring.gathered, ring.forgotten) == ([], ring.made[:1])
-    part.drop()
+    part.drop(1.0)
     assert len(ring.forgotten) == 1, "once"
 
 
@@ -140,7 +140,7 @@ def test_all_its_moves_are_cancelled_and_none_is_made_later(
 
 
 def test_nothing_is_prepared_for_what_was_dropped(rings: Rings, part: RingPart) -> None:
-    part.drop()
+    part.drop(1.0)
     part.prepare(range(3), gather=True)
     assert rings.ring is not None
     assert (rings.ring.made, part.take([0])) == ([], None)
