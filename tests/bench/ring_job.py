@@ -92,7 +92,8 @@ class Child:
 
     def __init__(self, code: Path, chunks: int, jobs: int) -> None:
         command = [sys.executable, "-m", "tests.bench.ring_job", "--one", str(chunks), "--jobs", str(jobs)]
-        env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (code, code.parent, ROOT)))}
+        paths = (code, code.parent, ROOT, *filter(None, [os.environ.get("PYTHONPATH")]))
+        env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, env=env, cwd=code.parent, stdin=pipe, stdout=pipe, text=True)
 
