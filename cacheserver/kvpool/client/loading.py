@@ -2,7 +2,6 @@
 """One load under way: PrepareRetrieve, the scatters, one CommitRetrieve; what is not vouched for is bad."""
 
 import logging
-from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -16,7 +15,6 @@ from kvpool.client.jobs import LoadJob
 from kvpool.client.ledger import Ledger
 from kvpool.client.ports import BlockPort
 from kvpool.client.ring_part import RingPart
-from kvpool.client.ring_ports import RingWork
 from kvpool.client.ringing import RingKeeper
 from kvpool.client.streamed import StreamedReader
 from kvpool.client.supervise import attempt
@@ -51,7 +49,7 @@ class Loading:
         self._copying = errand.copying()
         self._blocks = blocks
         self._ledger = ledger
-        self._ring = RingPart(rings, self._work)
+        self._ring = RingPart(rings, job, self._moved, skip_blocks=job.skip_blocks)
         self._ahead: Ahead[Retrieved] = Ahead()
         self._all_by_ring = self._alone = False
         self._committed: Call[Retrieved] | None = None
@@ -170,17 +168,6 @@ class Loading:
         self._all_by_ring = len(chunks) == self.job.chunks
         if not alone:
             move.finish()
-
-    def _work(self, chunks: Sequence[int]) -> RingWork:
-        job = self.job
-        return RingWork(
-            group=job.group,
-            block_ids=job.block_ids,
-            chunks=chunks,
-            skip_blocks=job.skip_blocks,
-            after=job.after.event if job.after is not None else 0,
-            over=self._moved,
-        )
 
     def _moved(self) -> None:
         """Learn what the ring moved. No kernel of it can still write."""

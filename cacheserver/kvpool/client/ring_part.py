@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import monotonic
 
+from kvpool.client.jobs import LoadJob, StoreJob
 from kvpool.client.ring_ports import JoinedRing, RingMove, RingWork
 from kvpool.client.ringing import RingKeeper
 
@@ -18,9 +19,18 @@ class RingPart:
     What was prepared for other chunks than the server then wants, or in a ring that is gone, was in vain.
     """
 
-    def __init__(self, rings: RingKeeper | None, work: Callable[[Sequence[int]], RingWork]) -> None:
-        """*work* tells what is to be done for some of the job's chunks."""
-        self._rings, self._work = rings, work
+    def __init__(
+        self,
+        rings: RingKeeper | None,
+        job: StoreJob | LoadJob,
+        over: Callable[[], None],
+        *,
+        skip_blocks: int = 0,
+        read: Callable[[], None] | None = None,
+    ) -> None:
+        """Make no move yet; *over*, *skip_blocks* and *read* are those of each ``RingWork`` for *job*."""
+        self._rings, self._job = rings, job
+        self._over, self._skip_blocks, self._read = over, skip_blocks, read
         self._lock = threading.Lock()
         self._prepared: tuple[JoinedRing, RingMove] | None = None
         self._made: list[RingMove] = []
@@ -82,7 +92,17 @@ class RingPart:
         return self._rings.current() if self._rings is not None and not self._cancelled else None
 
     def _make(self, ring: JoinedRing, chunks: Sequence[int]) -> RingMove:
-        move = ring.move(self._work(chunks))
+        job = self._job
+        work = RingWork(
+            group=job.group,
+            block_ids=job.block_ids,
+            chunks=chunks,
+            skip_blocks=self._skip_blocks,
+            after=job.after.event if job.after is not None else 0,
+            over=self._over,
+            read=self._read,
+        )
+        move = ring.move(work)
         self._made.append(move)
         return move
 

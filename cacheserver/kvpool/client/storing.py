@@ -4,7 +4,6 @@
 import logging
 import os
 import threading
-from collections.abc import Sequence
 from functools import partial
 from time import monotonic
 from typing import Any, Final
@@ -20,7 +19,6 @@ from kvpool.client.jobs import StoreJob
 from kvpool.client.ledger import Ledger
 from kvpool.client.ports import BlockPort
 from kvpool.client.ring_part import RingPart
-from kvpool.client.ring_ports import RingWork
 from kvpool.client.ringing import RingKeeper
 from kvpool.client.streamed import StreamedWriter
 from kvpool.client.supervise import attempt
@@ -68,7 +66,7 @@ class Storing:
         self._cancelled = False
         self._gathering = threading.Lock()
         self._told = threading.Lock()
-        self._ring = RingPart(rings, self._work)
+        self._ring = RingPart(rings, job, self._moved, read=self._end_reading)
         self._placed = np.empty(0, dtype=PLACEMENT)
         self._ahead: Ahead[Stored] = Ahead()
         self._committed: Call[Stored] | None = None
@@ -204,17 +202,6 @@ class Storing:
             ring.store(move, grant, self._copying.ends_s)
         elif not self._cancelled:
             self._drop("ring")
-
-    def _work(self, chunks: Sequence[int]) -> RingWork:
-        job = self.job
-        return RingWork(
-            group=job.group,
-            block_ids=job.block_ids,
-            chunks=chunks,
-            after=job.after.event if job.after is not None else 0,
-            over=self._moved,
-            read=self._end_reading,
-        )
 
     def _moved(self) -> None:
         """Commit what the ring moved."""

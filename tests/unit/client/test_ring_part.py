@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from kvpool.client.jobs import LoadJob
 from kvpool.client.ring_part import RingPart
 from kvpool.client.ring_ports import RingWork
 
@@ -51,8 +52,9 @@ class Rings:
         return self.ring
 
 
-def work(chunks: Sequence[int]) -> RingWork:
-    return RingWork(group=0, block_ids=np.zeros((8, 1), dtype=np.int64), chunks=chunks, over=lambda: None)
+def job() -> LoadJob:
+    ids = np.zeros((8, 1), dtype=np.int64)
+    return LoadJob(request_id="l", lookup_id=b"", group=0, shard=0, first=0, end=8, block_ids=ids)
 
 
 @pytest.fixture
@@ -62,7 +64,7 @@ def rings() -> Rings:
 
 @pytest.fixture
 def part(rings: Rings) -> RingPart:
-    return RingPart(rings, work)  # type: ignore[arg-type]
+    return RingPart(rings, job(), lambda: None)  # type: ignore[arg-type]
 
 
 def test_what_was_prepared_is_taken(rings: Rings, part: RingPart) -> None:
@@ -109,7 +111,7 @@ def test_without_a_ring_there_is_nothing_to_take(rings: Rings, part: RingPart) -
     rings.ring = None
     part.prepare(range(3), gather=True)
     assert part.take([0, 1, 2]) is None
-    assert not RingPart(None, work).is_new()
+    assert not RingPart(None, job(), lambda: None).is_new()
 
 
 def test_ids_that_are_wrong_are_told_when_it_is_taken(rings: Rings, part: RingPart) -> None:

@@ -35,7 +35,8 @@ _SLOW_L1: Final = 8 * _SLOW_JOB
 """The ways without a mover move 1 to 8 GB/s: a server and jobs of their own size."""
 
 _FILLS: Final = {Mode.MAPPED: 1, Mode.CLIENT_MOVED: 2}
-"""A client that maps memory takes new memory at the first time, and locks its pages while it stores."""
+"""How often the memory is filled first. A client that maps it takes new memory at the first time, and locks its pages
+while it stores."""
 
 _SMALL_RUN: Final = 4096
 
