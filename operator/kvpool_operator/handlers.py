@@ -7,8 +7,8 @@ Events alone: no diffs, no finalizers, no annotations of kopf's. What kopf belie
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -20,10 +20,18 @@ from kvpool_operator.queue import Need
 from kvpool_operator.reconcile import Key
 from kvpool_operator.settings import Settings
 
-__all__ = ["Stop", "Watcher", "configure", "operate"]
+__all__ = ["Stop", "StuckError", "Watcher", "configure", "operate"]
 
 _SERVERS: Final[Any] = {POOL_LABEL: kopf.PRESENT, ROLE_LABEL: "server"}
 _POOLS: Final = ("kvpool.dev", "v1alpha1", "kvcachepools")
+_END_S: Final = 15.0
+"""kopf grants its handlers five."""
+
+_CANCELLED_S: Final = 2.0
+
+
+class StuckError(RuntimeError):
+    """kopf was to end and did not."""
 
 
 @dataclass(slots=True)
@@ -189,23 +197,29 @@ class Stop:
                 self._flag = None
 
 
-def operate(watcher: Watcher, settings: Settings, stop: Stop) -> None:
+def operate(watcher: Watcher, settings: Settings, stop: Stop, end_s: float = _END_S) -> None:
     """Watch until *stop*, on a loop of its own.
 
     Thread: one for each call. When kopf ends it cancels every task of its loop that is younger than itself, so it
     must not share one with the work.
 
     Raises:
+        StuckError: kopf began to end, but did not within *end_s*; what is left of it does not run any more.
         Exception: whatever ended kopf; start again.
     """
-    asyncio.run(_operate(watcher, settings, stop))
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(_operate(watcher, settings, stop, end_s))
+    finally:
+        _end(loop)
 
 
-async def _operate(watcher: Watcher, settings: Settings, stop: Stop) -> None:
+async def _operate(watcher: Watcher, settings: Settings, stop: Stop, end_s: float) -> None:
     kopf_settings = kopf.OperatorSettings()
     configure(kopf_settings)
+    mine = asyncio.all_tasks()
     with stop.flag() as flag:
-        await kopf.operator(
+        tasks = await kopf.spawn_tasks(
             settings=kopf_settings,
             standalone=True,
             clusterwide=not settings.watch_namespaces,
@@ -216,3 +230,29 @@ async def _operate(watcher: Watcher, settings: Settings, stop: Stop) -> None:
             identity=settings.identity,  # type: ignore[arg-type]
             stop_flag=flag,
         )
+        running = asyncio.create_task(kopf.run_tasks(tasks, ignored=mine))
+        await asyncio.wait([running, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        # From here on kopf waits for each of its tasks without a deadline, and a watch that is just being opened anew
+        # can overhear that it is cancelled.
+        await asyncio.wait([running], timeout=end_s)
+        if not running.done():
+            raise StuckError(f"kopf did not end within {end_s:g} s of {_reason(tasks)}")
+        await running
+
+
+def _reason(tasks: Collection["asyncio.Task[Any]"]) -> str:
+    errors = (t.exception() for t in tasks if t.done() and not t.cancelled())
+    return next((repr(e) for e in errors if e is not None), "its stop")
+
+
+def _end(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel what is left, once more, and close the loop, whatever became of it."""
+    try:
+        if left := asyncio.all_tasks(loop):
+            for task in left:
+                task.cancel()
+            loop.run_until_complete(asyncio.wait(left, timeout=_CANCELLED_S))
+        with suppress(TimeoutError):
+            loop.run_until_complete(asyncio.wait_for(loop.shutdown_asyncgens(), _CANCELLED_S))
+    finally:
+        loop.close()

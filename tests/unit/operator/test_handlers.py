@@ -3,6 +3,7 @@
 
 import asyncio
 import threading
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import kopf
@@ -10,7 +11,7 @@ import pytest
 
 from kvpool_operator import handlers
 from kvpool_operator.desired.names import POOL_LABEL
-from kvpool_operator.handlers import Stop, Watcher
+from kvpool_operator.handlers import Stop, StuckError, Watcher
 from kvpool_operator.kept import EVERYTHING, Part
 from kvpool_operator.queue import Need
 from kvpool_operator.settings import Settings
@@ -141,6 +142,71 @@ def test_watches_need_no_name_of_the_user_that_the_pod_runs_as(monkeypatch: pyte
         return []
 
     monkeypatch.setattr("getpass.getuser", nobody)
-    monkeypatch.setattr("kopf._core.reactor.running.spawn_tasks", spawn)
+    monkeypatch.setattr("kopf.spawn_tasks", spawn)
 
     handlers.operate(handlers.Watcher(lambda *_: None), Settings(identity="pod-7"), Stop())
+
+
+async def fails() -> None:
+    raise OSError("410 Gone")
+
+
+class Deaf:
+    """A watch that overhears that it is cancelled, so often."""
+
+    def __init__(self, times: int) -> None:
+        self.times, self.ended = times, False
+
+    async def run(self) -> None:
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self.times -= 1
+                if self.times < 0:
+                    self.ended = True
+                    raise
+
+
+@pytest.fixture
+def operate(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """``handlers.operate`` with kopf's own end, but other watches."""
+
+    def run(*watches: Callable[[], Coroutine[Any, Any, None]], stop: Stop | None = None) -> None:
+        async def spawn(**_: Any) -> list[asyncio.Task[None]]:
+            return [asyncio.create_task(watch()) for watch in watches]
+
+        monkeypatch.setattr("kopf.spawn_tasks", spawn)
+        handlers.operate(Watcher(lambda *_: None), Settings(identity="pod-7"), stop or Stop(), end_s=0.2)
+
+    return run
+
+
+def test_what_ends_kopf_is_raised(operate: Callable[..., None]) -> None:
+    watch = Deaf(0)
+
+    with pytest.raises(OSError, match="410 Gone"):
+        operate(fails, watch.run)
+
+    assert watch.ended
+
+
+def test_a_watch_that_overhears_the_end_does_not_keep_the_others_from_beginning_anew(
+    operate: Callable[..., None],
+) -> None:
+    """kopf cancels each of its tasks once, and waits for them without a deadline."""
+    watch = Deaf(1)
+
+    with pytest.raises(StuckError, match=r"within 0\.2 s of OSError.'410 Gone'"):
+        operate(fails, watch.run)
+
+    assert watch.ended
+
+
+def test_a_watch_that_never_ends_is_left_behind(operate: Callable[..., None]) -> None:
+    watch = Deaf(10**6)
+
+    with pytest.raises(StuckError):
+        operate(fails, watch.run)
+
+    assert not watch.ended
