@@ -3,7 +3,8 @@
 
     python -m tests.bench.request_marks -- python -m kvpool.cli.main bench gpu --cells sizes
 
-What counts are requests that were alone. The marks cost some ten microseconds each, and are in what they show.
+What counts are the last dozen requests of each kind that were alone. The marks cost some ten microseconds each, and are
+in what they show.
 """
 
 import argparse
@@ -19,8 +20,8 @@ from typing import NamedTuple
 
 MARKS = Path(__file__).with_name("marks")
 _LEAST = 8
-_FIRST_ONES = 2
-"""Requests of a kind that are left out: what they are the first to use is brought in."""
+_LAST = 12
+"""Of each kind so many count. Those before bring in what they are the first to use: a bench fills memory with them."""
 
 
 class Mark(NamedTuple):
@@ -78,8 +79,9 @@ def shown(marks: Sequence[Mark]) -> Iterator[str]:
         kinds[kind, steps.count("ask <")].append(span)
     for (kind, slots), spans in sorted(kinds.items()):
         if len(spans) >= _LEAST:
-            yield f"{kind} of {slots} slots, median of {len(spans) - _FIRST_ONES}, ms from the call"
-            yield from (f"  {at_ms:9.3f}  {step}" for at_ms, step in table(spans[_FIRST_ONES:]))
+            last = spans[-_LAST:]
+            yield f"{kind} of {slots} slots, median of the last {len(last)}, ms from the call"
+            yield from (f"  {at_ms:9.3f}  {step}" for at_ms, step in table(last))
 
 
 def main(arguments: Sequence[str]) -> int:

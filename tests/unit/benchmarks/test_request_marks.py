@@ -60,16 +60,17 @@ def request(at_s: float, kind: str, answered_s: float) -> list[Mark]:
     ]
 
 
-def test_medians_are_of_requests_that_were_alone() -> None:
-    marks = [mark for n in range(9) for mark in request(n, "PrepareStore", 0.002 if n % 2 else 0.003)]
+def test_medians_are_of_the_last_requests_that_were_alone() -> None:
+    marks = [mark for n in range(-30, 0) for mark in request(n, "PrepareStore", 0.005)]
+    marks += [mark for n in range(12) for mark in request(n, "PrepareStore", 0.002 if n % 3 else 0.003)]
     marks += request(20.0, "PrepareStore", 0.9) + request(20.002, "PrepareStore", 0.9)
 
-    assert len([*requests(sorted(marks))]) == 9
+    assert len([*requests(sorted(marks))]) == 42
     assert [*shown(sorted(marks))] == [
-        "store of 2 slots, median of 7, ms from the call",
+        "store of 2 slots, median of the last 12, ms from the call",
         "      0.000  client: call <",
         "      1.000  client: send PrepareStore <",
-        "      3.000  server: serve <",
+        "      2.000  server: serve <",
         "      4.000  client: ask <",
         "      6.000  client: ask < (last of 2)",
         "      7.000  client: end >",
