@@ -21,13 +21,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 from tests.engine.conftest import model
 from tests.engine.harness import Engine, Server, connector, server
 from tools import vllm_env
 
+from kvpool.cli.bench.command import write_report
 from kvpool.cli.bench.results import BenchReport, Cell, spread, table
 from kvpool.cli.machine import machine_facts
 
@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
         machine = machine_facts() | {"vllm": vllm_env.chosen_version(), "model": o.model}
         report = BenchReport(bench="engine", cells=tuple(cells), options=options, machine=machine)
         o.json.parent.mkdir(parents=True, exist_ok=True)
-        o.json.write_text(json.dumps(msgspec.to_builtins(report), indent=2) + "\n")
+        write_report(str(o.json), report)
     return 0
 
 

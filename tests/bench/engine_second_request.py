@@ -9,7 +9,6 @@ The new process must answer with the tokens of the one that computed, and must h
 """
 
 import argparse
-import json
 import random
 import signal
 import sys
@@ -19,12 +18,12 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-import msgspec
 import numpy as np
 from tests.engine.conftest import model
 from tests.engine.harness import Engine, connector, engine, server
 from tools import vllm_env
 
+from kvpool.cli.bench.command import write_report
 from kvpool.cli.bench.results import BenchReport, Cell, spread, table
 from kvpool.cli.machine import machine_facts
 
@@ -51,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
         machine = machine_facts() | {"vllm": vllm_env.chosen_version()}
         report = BenchReport(bench="engine-reuse", cells=tuple(cells), options=options, machine=machine)
         o.json.parent.mkdir(parents=True, exist_ok=True)
-        o.json.write_text(json.dumps(msgspec.to_builtins(report), indent=2) + "\n")
+        write_report(str(o.json), report)
     return 0
 
 

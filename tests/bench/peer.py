@@ -22,9 +22,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from tools import peer_env
 
+from kvpool.cli.bench.command import write_report
 from kvpool.cli.bench.results import BenchReport, Cell, spread, table
 from kvpool.cli.machine import machine_facts
 
@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
         machine = machine_facts() | {"peer": f"lmcache {peer_env.VERSION}"}
         report = BenchReport(bench="peer", cells=tuple(cells), options=options, machine=machine)
         o.json.parent.mkdir(parents=True, exist_ok=True)
-        o.json.write_text(json.dumps(msgspec.to_builtins(report), indent=2) + "\n")
+        write_report(str(o.json), report)
     return 0
 
 

@@ -30,6 +30,7 @@ from typing import Any
 import msgspec
 from tests.bench.peer_gpu_compare import WrongBytes, busy_rate, compared
 
+from kvpool.cli.bench.command import write_report
 from kvpool.cli.bench.results import BenchReport, Cell, spread, table
 from kvpool.cli.errors import Failure
 from kvpool.cli.machine import machine_facts
@@ -86,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = {"l1": o.l1, "job": o.job, "seconds": o.seconds, "cells": o.cells}
         machine = machine_facts() | {"peer": extension, "gpu": gpu_name(), "failed": failed}
         report = BenchReport(bench="peer-gpu", cells=tuple(cells), options=options, machine=machine)
-        o.json.write_text(json.dumps(msgspec.to_builtins(report), indent=2) + "\n")
+        write_report(str(o.json), report)
     return 1 if failed else 0
 
 

@@ -26,6 +26,7 @@ import msgspec
 import torch
 
 from kvpool.cli.bench import gpu_cells
+from kvpool.cli.bench.command import write_report
 from kvpool.cli.bench.gpu_ceiling import ceilings
 from kvpool.cli.bench.gpu_engine import GpuEngine
 from kvpool.cli.bench.gpu_rig import WAYS, Rig, note
@@ -257,7 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if o.json:
         options = {"run": o.run, "seconds": o.seconds, "rounds": o.rounds}
         report = BenchReport(bench="product-losses", cells=cells, options=options, machine=machine_facts())
-        o.json.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
+        write_report(str(o.json), report)
     return 0
 
 

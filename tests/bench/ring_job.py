@@ -26,10 +26,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from tests.bench.ring_job_rig import COPY_S, ROOT, TURNS, new_keys, processor_s, running
 
 import kvpool
+from kvpool.cli.bench.command import write_report
 from kvpool.cli.bench.results import BenchReport, Cell, spread, table
 from kvpool.cli.machine import machine_facts
 from kvpool.transfer.mover.messages import Direction
@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
         options = {"rounds": o.rounds, "jobs": o.jobs, "moves": TURNS}
         report = BenchReport(bench="ring-job", cells=tuple(cells), options=options, machine=machine_facts())
         o.json.parent.mkdir(parents=True, exist_ok=True)
-        o.json.write_text(json.dumps(msgspec.to_builtins(report), indent=2) + "\n")
+        write_report(str(o.json), report)
     return 0
 
 
