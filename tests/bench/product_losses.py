@@ -3,39 +3,39 @@
 
     python -m tests.bench.product_losses [--run 32768] [--seconds 1.5] [--rounds 2] [--json FILE]
 
-Products of random values draw all the power that a device may have; products of zeros, half as much, run at the highest
-clock whatever else the device does. Copies are measured with and without the kernels that gather and scatter (bytes
-are then wrong, and compared only before and after, with kernels). *kernels*: what of the loss is in the products'
+Products of random values draw all the power that a device may have, so whatever else it does costs them clock; products
+of zeros draw less. Copies are measured with and without the kernels that gather and scatter (bytes are then wrong, and
+compared only before and after, with kernels). *kernels*: what of the loss is in the products'
 own time on the device; the rest are gaps between one batch and the next.
 """
 
 import argparse
+import itertools
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event
 from typing import Any, NamedTuple
+from unittest import mock
 
-import msgspec
 import torch
 
 from kvpool.cli.bench import gpu_cells
 from kvpool.cli.bench.command import write_report
 from kvpool.cli.bench.gpu_ceiling import ceilings
 from kvpool.cli.bench.gpu_engine import GpuEngine
-from kvpool.cli.bench.gpu_rig import WAYS, Rig, note
+from kvpool.cli.bench.gpu_rig import WAYS, Rig, note, ring_rig
 from kvpool.cli.bench.gpu_work import Products
 from kvpool.cli.bench.own_server import OwnServer
 from kvpool.cli.bench.results import BenchReport, Cell
 from kvpool.cli.machine import machine_facts
 from kvpool.config import ServerConfig
-from kvpool.model.identity import Mode
 from kvpool.transfer.cuda import Kernel
 
 MEMORY = "/dev/shm"
@@ -68,7 +68,7 @@ class TimedProducts(Products):
 
 
 class Zeros(TimedProducts):
-    """The same, of zeros: they take as long, but hardly any power."""
+    """The same work, of zeros: it takes far less power."""
 
     name = "zeros"
 
@@ -90,12 +90,11 @@ class Window(NamedTuple):
 class Loss(NamedTuple):
     """One stretch with copies between two without."""
 
-    values: str
-    moved: str
-    way: str
     gb_s: float
     with_copies: Window
     alone: tuple[Window, Window]
+    compared: int
+    """Bytes."""
 
     @property
     def percent(self) -> float:
@@ -120,7 +119,7 @@ def sampled(folder: Path) -> Iterator[Callable[[], list[Sample]]]:
     query = "--query-gpu=timestamp,clocks.sm,power.draw.instant"
     command = ["nvidia-smi", "-i", "0", query, "--format=csv,noheader,nounits", "-lms", str(SAMPLE_MS)]
     offset_s = time.monotonic() - datetime.now(UTC).timestamp()
-    with (folder / "readings").open("w+") as file, subprocess.Popen(command, stdout=file) as child:
+    with (folder / "readings").open("w") as file, subprocess.Popen(command, stdout=file) as child:
         try:
             yield lambda: [*readings((folder / "readings").read_text(), offset_s)]
         finally:
@@ -138,17 +137,6 @@ def readings(text: str, offset_s: float) -> Iterator[Sample]:
             continue
 
 
-@contextmanager
-def without_kernels() -> Iterator[None]:
-    """Launch nothing: what moves are copies alone."""
-    launch = Kernel.launch
-    Kernel.launch = lambda *_: None
-    try:
-        yield
-    finally:
-        Kernel.launch = launch
-
-
 def window(work: TimedProducts, began_s: float, ended_s: float) -> Window:
     return Window(began_s, ended_s, work.rate(began_s, ended_s), work.device_s(began_s, ended_s))
 
@@ -160,45 +148,38 @@ def alone(work: TimedProducts) -> Window:
     return window(work, began_s, time.monotonic())
 
 
-def lost(rig: Rig, engine: GpuEngine, work: TimedProducts, way: str, *, kernels: bool) -> tuple[Loss, int]:
-    """Measure one stretch; returns also how many bytes were compared before and after."""
-    known, compared = gpu_cells.checked(engine)
+def launch_nothing(*_: object) -> None:
+    """Stands in for a launch: what moves are copies alone."""
+
+
+def lost(rig: Rig, engine: GpuEngine, work: TimedProducts, way: str, *, kernels: bool) -> Loss:
+    """Measure one stretch; bytes are compared before and after."""
+    known, before_bytes = gpu_cells.checked(engine)
     work.switch(on=True)
     before = alone(work)
-    with ExitStack() as stack:
-        if not kernels:
-            stack.enter_context(without_kernels())
+    with nullcontext() if kernels else mock.patch.object(Kernel, "launch", launch_nothing):
         moved = gpu_cells.Flow(rig, engine, known).run(WAYS[way], rig.busy_seconds)
     during = window(work, moved.began_s + SETTLE_S, moved.ended_s)
     after = alone(work)
     work.switch(on=False)
-    what = "all" if kernels else "copies alone"
-    return Loss(work.name, what, way, moved.gb_s, during, (before, after)), compared + gpu_cells.checked(engine)[1]
+    return Loss(moved.gb_s, during, (before, after), before_bytes + gpu_cells.checked(engine)[1])
 
 
-def cells_of(losses: Sequence[Loss], samples: Sequence[Sample], compared: int) -> Iterator[Cell]:
-    """Yield one cell for each kind of stretch: means of its rounds."""
-    kinds = dict.fromkeys((loss.values, loss.moved, loss.way) for loss in losses)
-    for values, moved, way in kinds:
-        rounds = [loss for loss in losses if (loss.values, loss.moved, loss.way) == (values, moved, way)]
-        details: dict[str, float] = {
-            "kernels": mean(loss.in_kernels for loss in rounds),
-            "gb_s": mean(loss.gb_s for loss in rounds),
-        }
-        for label, windows in (
-            ("alone", [w for loss in rounds for w in loss.alone]),
-            ("with", [loss.with_copies for loss in rounds]),
-        ):
-            inside = [s for s in samples for w in windows if w.began_s <= s.at_s <= w.ended_s]
-            details |= {f"mhz_{label}": mean(s.mhz for s in inside), f"watts_{label}": mean(s.watts for s in inside)}
-        yield Cell(
-            name=f"{values}-{moved.replace(' ', '-')}-{way}",
-            what=f"products of {values} values beside {way}, {moved}",
-            unit="%",
-            value=mean(loss.percent for loss in rounds),
-            compared_bytes=compared,
-            details=details,
-        )
+def cell_of(values: str, moved: str, way: str, rounds: Sequence[Loss], samples: Sequence[Sample]) -> Cell:
+    """Return the means of some stretches of one kind."""
+    details = {"kernels": mean(loss.in_kernels for loss in rounds), "gb_s": mean(loss.gb_s for loss in rounds)}
+    windows = {"alone": [w for loss in rounds for w in loss.alone], "with": [loss.with_copies for loss in rounds]}
+    for label, spans in windows.items():
+        inside = [s for s in samples for w in spans if w.began_s <= s.at_s <= w.ended_s]
+        details |= {f"mhz_{label}": mean(s.mhz for s in inside), f"watts_{label}": mean(s.watts for s in inside)}
+    return Cell(
+        name=f"{values}-{moved.replace(' ', '-')}-{way}",
+        what=f"products of {values} values beside {way}, {moved}",
+        unit="%",
+        value=mean(loss.percent for loss in rounds),
+        compared_bytes=sum(loss.compared for loss in rounds),
+        details=details,
+    )
 
 
 def mean(values: Iterator[float]) -> float:
@@ -213,35 +194,28 @@ def shown(cells: Sequence[Cell]) -> Iterator[str]:
         yield f"{cell.name:32} {cell.value:8.2f} " + " ".join(f"{cell.details[c]:11.1f}" for c in columns)
 
 
-def measured(o: Any, folder: Path) -> tuple[Cell, ...]:
+def measured(o: Any, folder: Path) -> Iterator[Cell]:
     """Run a server and an engine, and measure all kinds of stretches."""
-    losses: list[Loss] = []
-    compared = 0
     with ExitStack() as stack:
         torch.zeros(1, device="cuda")
         own = stack.enter_context(OwnServer(L1_BYTES, memory=MEMORY, config=ServerConfig(chunk_tokens=CHUNK_TOKENS)))
-        rig = Rig(
-            config=msgspec.structs.replace(own.client, modes=(Mode.RING,), transfer_s=60.0),
-            server_pid=own.pid,
-            chunk_tokens=CHUNK_TOKENS,
+        rig = ring_rig(
+            own,
             ceilings=ceilings(MEMORY),
             seconds=o.seconds,
             busy_seconds=o.seconds,
             job_bytes=JOB_BYTES,
-            l1_bytes=L1_BYTES,
             memory=MEMORY,
         )
         engine = stack.enter_context(gpu_cells.filled(rig, o.run))
         samples = stack.enter_context(sampled(folder))
         for kind in (TimedProducts, Zeros):
             with closing(kind()) as work:
-                for way, kernels in ((way, kernels) for way in WAYS for kernels in (True, False)):
-                    for _ in range(o.rounds):
-                        loss, more = lost(rig, engine, work, way, kernels=kernels)
-                        losses.append(loss)
-                        compared += more
-                        note(f"{loss.values}, {loss.moved}, {way}: {loss.percent:.2f} % at {loss.gb_s:.1f} GB/s")
-        return (*cells_of(losses, samples(), compared),)
+                for way, kernels in itertools.product(WAYS, (True, False)):
+                    rounds = [lost(rig, engine, work, way, kernels=kernels) for _ in range(o.rounds)]
+                    cell = cell_of(work.name, "all" if kernels else "copies alone", way, rounds, samples())
+                    note(f"{cell.name}: {', '.join(f'{loss.percent:.2f}' for loss in rounds)} %")
+                    yield cell
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -253,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path)
     o = parser.parse_args(arguments)
     with TemporaryDirectory() as folder:
-        cells = measured(o, Path(folder))
+        cells = tuple(measured(o, Path(folder)))
     sys.stdout.writelines(f"{line}\n" for line in shown(cells))
     if o.json:
         options = {"run": o.run, "seconds": o.seconds, "rounds": o.rounds}

@@ -12,14 +12,13 @@ import msgspec
 from kvpool.cli.bench.command import terminated_like_interrupted
 from kvpool.cli.bench.gpu_devices import not_measured, together
 from kvpool.cli.bench.gpu_kept import Kept
-from kvpool.cli.bench.gpu_rig import Rig, note
+from kvpool.cli.bench.gpu_rig import Rig, note, ring_rig
 from kvpool.cli.bench.own_server import OwnServer
 from kvpool.cli.bench.results import BenchReport, Cell
 from kvpool.cli.errors import Failure, UsageError
 from kvpool.cli.machine import machine_facts
 from kvpool.cli.settings import size
 from kvpool.config import ServerConfig
-from kvpool.model.identity import Mode
 from kvpool.transfer.mover.inventory import InventoryError, visible_gpus
 
 __all__ = ["run"]
@@ -81,15 +80,12 @@ def _measured(args: argparse.Namespace, names: list[str], runs: list[int], own: 
     note("the server listens, and the device is in use")
     beside_it = set(names) != {_ON_ALL}  # engines on all devices copy over their own links
     best = ceilings(memory) if beside_it else {}
-    rig = Rig(
-        config=msgspec.structs.replace(own.client, modes=(Mode.RING,), transfer_s=60.0),
-        server_pid=own.pid,
-        chunk_tokens=_CHUNK_TOKENS,
+    rig = ring_rig(
+        own,
         ceilings=best,
         seconds=args.seconds,
         busy_seconds=args.busy_seconds,
         job_bytes=size("--job", args.job),
-        l1_bytes=own.config.l1.size_bytes,
         memory=memory,
     )
     if beside_it:

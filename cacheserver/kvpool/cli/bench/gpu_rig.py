@@ -6,13 +6,17 @@ import time
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from kvpool.cli.bench.own_server import OwnServer
 from kvpool.cli.errors import Failure
 from kvpool.config import ClientConfig
+from kvpool.model.identity import Mode
 
-__all__ = ["WAYS", "Rig", "Ways", "WrongBytesError", "note", "run_name"]
+__all__ = ["WAYS", "Rig", "Ways", "WrongBytesError", "note", "ring_rig", "run_name"]
 
 _BEGAN_S: Final = time.monotonic()
+_TRANSFER_S: Final = 60.0
 
 Ways = dict[str, tuple[bool, bool]]
 
@@ -34,6 +38,23 @@ class Rig(Struct, frozen=True, kw_only=True):
     l1_bytes: int
     memory: str
     """Folder on a tmpfs."""
+
+
+def ring_rig(
+    own: OwnServer, *, ceilings: dict[str, float], seconds: float, busy_seconds: float, job_bytes: int, memory: str
+) -> Rig:
+    """Return what cells need whose engines use *own* through a ring; the other arguments are those of ``Rig``."""
+    return Rig(
+        config=replace(own.client, modes=(Mode.RING,), transfer_s=_TRANSFER_S),
+        server_pid=own.pid,
+        chunk_tokens=own.config.chunk_tokens,
+        ceilings=ceilings,
+        seconds=seconds,
+        busy_seconds=busy_seconds,
+        job_bytes=job_bytes,
+        l1_bytes=own.config.l1.size_bytes,
+        memory=memory,
+    )
 
 
 def run_name(run: int) -> str:
