@@ -25,7 +25,7 @@ __all__ = ["Stop", "StuckError", "Watcher", "configure", "operate"]
 _SERVERS: Final[Any] = {POOL_LABEL: kopf.PRESENT, ROLE_LABEL: "server"}
 _POOLS: Final = ("kvpool.dev", "v1alpha1", "kvcachepools")
 _END_S: Final = 15.0
-"""kopf grants its handlers five."""
+"""How long kopf may take to end; it grants its handlers five seconds."""
 
 _CANCELLED_S: Final = 2.0
 

@@ -151,6 +151,10 @@ async def fails() -> None:
     raise OSError("410 Gone")
 
 
+async def ends() -> None:
+    """As kopf's own watch over the stop flag."""
+
+
 class Deaf:
     """A watch that overhears that it is cancelled, so often."""
 
@@ -172,12 +176,12 @@ class Deaf:
 def operate(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """``handlers.operate`` with kopf's own end, but other watches."""
 
-    def run(*watches: Callable[[], Coroutine[Any, Any, None]], stop: Stop | None = None) -> None:
+    def run(*watches: Callable[[], Coroutine[Any, Any, None]]) -> None:
         async def spawn(**_: Any) -> list[asyncio.Task[None]]:
             return [asyncio.create_task(watch()) for watch in watches]
 
         monkeypatch.setattr("kopf.spawn_tasks", spawn)
-        handlers.operate(Watcher(lambda *_: None), Settings(identity="pod-7"), stop or Stop(), end_s=0.2)
+        handlers.operate(Watcher(lambda *_: None), Settings(identity="pod-7"), Stop(), end_s=0.2)
 
     return run
 
@@ -206,7 +210,7 @@ def test_a_watch_that_overhears_the_end_does_not_keep_the_others_from_beginning_
 def test_a_watch_that_never_ends_is_left_behind(operate: Callable[..., None]) -> None:
     watch = Deaf(10**6)
 
-    with pytest.raises(StuckError):
-        operate(fails, watch.run)
+    with pytest.raises(StuckError, match="of its stop"):
+        operate(ends, watch.run)
 
     assert not watch.ended
