@@ -261,6 +261,7 @@ def test_a_store_whose_lease_ran_out_is_not_claimed_nor_found(engine):
     engine.blocks.gate.clear()
     engine.begin_store(keys)
     assert engine.blocks.entered.wait(5)
+    until(lambda: leases(engine) == 1)  # a ring gathers before the server has answered
     until(lambda: leases(engine) == 0)
 
     engine.blocks.gate.set()
